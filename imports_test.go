@@ -18,8 +18,9 @@ import (
 var allowed = map[string][]string{
 	"internal/ab":             nil,
 	"internal/terminal":       nil,
-	"bus":                     {"bus/wire", "bus/recorder", "internal/ab"},
+	"bus":                     {"bus/wire", "bus/recorder", "bus/recorder/otlp", "internal/ab"},
 	"bus/recorder":            {"internal/ab"},
+	"bus/recorder/otlp":       {"bus/recorder"},
 	"bus/wire":                {"internal/ab"},
 	"bus/shm":                 {"bus/wire"},
 	"bus/stream":              {"bus"},

@@ -21,10 +21,19 @@ func (w *Worker) recordRun(c *call, name recorder.Text, end int64, failed bool) 
 		Kind: recorder.Run, Failed: failed, Rank: int32(w.spec.Rank), ToRank: -1, Begin: startOf(c), End: end, Queued: int64(c.started.sub(c.arrived)),
 		Namespace: w.texts.namespace, Role: w.texts.role, Name: name, CallSession: c.caller.text, CallSeq: c.header.Seq,
 	}
-	if !recorder.AddEntry(&e) {
-		rec := w.runRecord(c)
-		rec.Begin, rec.End, rec.Failed = e.Begin, end, failed
+	added, exporting := recorder.AddEntry(&e), recorder.Exporting() && c.header.Trace != ""
+	if added && !exporting {
+		return
+	}
+	rec := w.runRecord(c)
+	rec.Begin, rec.End, rec.Failed = e.Begin, end, failed
+	if !added {
 		recorder.Add(&rec)
+	}
+	if exporting {
+		rec.Trace = recorder.RunTrace(c.header.Trace, rec.Call, rec.Role, w.spec.Rank)
+		rec.ParentSpan = recorder.ParseTrace(c.header.Trace).Span
+		recorder.ExportRecord(rec)
 	}
 }
 

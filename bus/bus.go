@@ -19,6 +19,7 @@ import (
 	"syscall"
 	"time"
 
+	"troupe/bus/recorder/otlp"
 	"troupe/bus/wire"
 
 	"github.com/nats-io/nats.go"
@@ -119,6 +120,7 @@ func dialInto(ctx context.Context, cfg Config, dropped *atomic.Uint64) (*Bus, er
 }
 
 func newBus(nc *nats.Conn, cfg Config, owned bool) (*Bus, error) {
+	otlp.Begin()
 	return (&Bus{cfg: cfg, dropped: new(atomic.Uint64)}).init(nc, owned)
 }
 
@@ -433,6 +435,7 @@ func (b *Bus) Close() error {
 	b.closed = true
 	b.mu.Unlock()
 	b.eachEndpoint(func(e *Endpoint) { e.Close() })
+	otlp.FlushProcess()
 	if b.owned {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		_ = b.nc.FlushWithContext(ctx) // send pending messages; a dead server must not block Close

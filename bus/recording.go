@@ -17,6 +17,9 @@ const maxParts = 16
 // recording is what the flight recorder needs of one call beside its Gather. Nil: the call is not recorded.
 type recording struct {
 	scope recorder.Scope // where the call was made
+	// trace is the span of the call, which its frames carry, and parentSpan the one that it was made in. They are zero unless records are exported.
+	trace      recorder.Trace
+	parentSpan [8]byte
 }
 
 // outsideRecording is shared by the calls outside of methods; it is never changed.
@@ -26,6 +29,16 @@ var outsideRecording = &recording{scope: recorder.Outside}
 func newRecording(ctx context.Context, c *Call) *recording {
 	if !recorder.On() || strings.HasPrefix(c.Method, "@") && (c.Control || c.Method == "@probe") {
 		return nil
+	}
+	if recorder.Exporting() {
+		r := &recording{scope: recorder.ScopeOf(ctx)}
+		parent := recorder.ParseTrace(c.Trace)
+		if parent.IsZero() {
+			parent = r.scope.Trace
+		}
+		r.trace, r.parentSpan = parent.Child(), parent.Span
+		c.Trace = r.trace.String()
+		return r
 	}
 	if scope := recorder.ScopeOf(ctx); scope.Rank >= 0 {
 		return &recording{scope: scope}
@@ -56,11 +69,23 @@ func (g *Gather) addRecord(kind recorder.Kind, rank int, end int64, failed bool)
 	if s.Rank >= 0 {
 		e.Role, e.ParentSession, e.ParentSeq = recorder.TextOf(s.Role), recorder.TextOf(s.Call.Session), s.Call.Seq
 	}
-	if !recorder.AddEntry(&e) {
-		rec := g.record(kind, rank, end)
-		rec.Failed = failed
+	added, exporting := recorder.AddEntry(&e), !g.recording.trace.IsZero()
+	if added && !exporting {
+		return
+	}
+	rec := g.record(kind, rank, end)
+	rec.Failed = failed
+	if !added {
 		recorder.Add(&rec)
 	}
+	if !exporting {
+		return
+	}
+	rec.Trace, rec.ParentSpan = g.recording.trace, g.recording.parentSpan
+	if kind == recorder.Part {
+		rec.Trace, rec.ParentSpan = g.recording.trace.Child(), g.recording.trace.Span
+	}
+	recorder.ExportRecord(rec)
 }
 
 // recordPart records the answer of one rank. It is called without the lock.

@@ -7,6 +7,7 @@ import (
 	"troupe/bus"
 	"troupe/bus/wire"
 	"troupe/dispatch"
+	"troupe/nodes"
 )
 
 // Assignment is what a driver passes to one worker process, through the agent that starts it. Its encoding is msgpack.
@@ -27,6 +28,9 @@ type Assignment struct {
 
 	Driver  string `msgpack:"driver,omitempty"`  // session of the run's driver
 	Private bool   `msgpack:"private,omitempty"` // the head ends with the run's driver
+
+	// Output is the part of this worker's output that its driver shows. Workers that it creates have the same; it passes their output on.
+	Output nodes.OutputMode `msgpack:"output,omitempty"`
 
 	// Slices are the subjects of mesh slices to subscribe to; nil: the rank's own slice of the mesh. BeatEvery is the
 	// interval of heartbeats; zero: a second.

@@ -36,6 +36,19 @@ func (rt *Runtime) setWorker(a Assignment, node string) {
 	rt.worker = &nodes.WorkerID{Namespace: a.Namespace, Role: a.Role, Incarnation: a.Incarnation, Rank: a.Rank, Gen: a.Gen}
 	rt.driver, rt.cfg.Private = a.Driver, a.Private
 	rt.cfg.Name = fmt.Sprintf("worker %s/%d on %s[%d]", a.Role, a.Rank, node, os.Getpid())
+	if a.Output != nodes.OutputUnset {
+		rt.cfg.OutputMode, rt.cfg.OutputFunc = a.Output, passOn
+	}
+}
+
+// passOn writes the output of workers that this worker process created to its own output, which the driver shows. It blocks while that
+// is not read.
+func passOn(t nodes.ShownText) {
+	out := os.Stdout
+	if t.Stream == nodes.Stderr {
+		out = os.Stderr
+	}
+	_, _ = out.Write(t.Text) // fails only if the agent has closed its end
 }
 
 // becomeCreator makes the runtime of a worker able to create roles and reservations: it acquires the lease with which they
@@ -79,6 +92,7 @@ func (rt *Runtime) closeWorkerRuntime(ctx context.Context) {
 		c.release()
 	}
 	rt.endBackground()
+	rt.endOutput()
 	if local != nil {
 		_ = local.Close(ctx) // its roles have ended
 	}

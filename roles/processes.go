@@ -218,7 +218,9 @@ func (c *Cluster) launchOn(ctx context.Context, at launchTarget, ranks []int, re
 	c.mu.Unlock()
 	order := nodes.Launch{Node: node, Reservation: held.ID, Token: held.Token, Over: held.Over, Program: program, Output: c.outputMode()}
 	for _, rank := range ranks {
-		assignment, err := wire.Marshal(params.assignment(rec, rank))
+		assigned := params.assignment(rec, rank)
+		assigned.Output = order.Output
+		assignment, err := wire.Marshal(assigned)
 		if err != nil {
 			return bus.Errorf(bus.CodeInternal, "role %s: encode the assignment of rank %d: %w", c.Name(), rank, err)
 		}

@@ -31,6 +31,27 @@ def timed(call: Callable[[], Any], seconds: float, most: int, warm: int = 50) ->
     return p50(samples)
 
 
+def in_turns(
+    without: Callable[[], Any], call: Callable[[], Any], seconds: float, prepare: Callable[[], Callable[[], Any]] | None = None, block: int = 100
+) -> dict[str, float]:
+    """The time of a call, and its ratio to that of another: both are measured in blocks, in turns. prepare is called before each block
+    of the first; what it returns, after it."""
+    samples: dict[bool, list[float]] = {False: [], True: []}
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or not samples[True]:
+        for measured in (False, True):
+            undo = prepare() if measured and prepare is not None else None
+            for i in range(block + 20):
+                began = time.perf_counter()
+                call() if measured else without()
+                if i >= 20:
+                    samples[measured].append(time.perf_counter() - began)
+            if undo is not None:
+                undo()
+    out, base = p50(samples[True]), p50(samples[False])
+    return {**out, "without_p50_us": base["p50_us"], "ratio": round(out["p50_us"] / base["p50_us"], 3)}
+
+
 def beside_busy_thread(call: Callable[[], Any], seconds: float) -> dict[str, float]:
     """The same while another thread of the caller's process computes in Python."""
     stop = False

@@ -87,20 +87,20 @@ class Ledger:
 
 
 def call_served() -> dict[str, Any]:
-    """call_1_1 while the driver serves an object."""
+    """call_1_1 while the driver serves an object, in turns with calls while it serves none."""
     handle = cluster(1).workers[0]
-    served = troupe.serve(Ledger())
-    try:
-        return loops.timed(lambda: handle.echo(loops.SMALL), 2.5, 10_000)
-    finally:
-        served.cluster.shutdown()
+
+    def served() -> Any:
+        return troupe.serve(Ledger()).cluster.shutdown
+
+    return loops.in_turns(lambda: handle.echo(loops.SMALL), lambda: handle.echo(loops.SMALL), 5, served)
 
 
 def call_control() -> dict[str, Any]:
-    """call_1_1 of a worker that has a method on the control lane."""
-    handle = troupe.actor(Control)
+    """call_1_1 of a worker that has a method on the control lane, in turns with one that has none."""
+    plain, handle = cluster(1).workers[0], troupe.actor(Control)
     try:
-        return loops.timed(lambda: handle.echo(loops.SMALL), 2.5, 10_000)
+        return loops.in_turns(lambda: plain.echo(loops.SMALL), lambda: handle.echo(loops.SMALL), 5)
     finally:
         handle.cluster.shutdown()
 

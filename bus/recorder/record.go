@@ -50,6 +50,10 @@ type Record struct {
 
 	Call   ID // call, part, run: the call; span: none
 	Parent ID // the call in whose method it happened
+
+	// Trace and ParentSpan are set for an exporter alone, and are not part of snapshots.
+	Trace      Trace
+	ParentSpan [8]byte
 }
 
 // Scope is the worker and the call in whose method code runs. The zero Scope, with Rank -1, is code outside of a method.
@@ -58,6 +62,7 @@ type Scope struct {
 	Role      string
 	Rank      int
 	Call      ID
+	Trace     Trace // the span of the run; zero unless records are exported
 }
 
 // Outside is the Scope of code outside of a method.

@@ -4,8 +4,9 @@ import "sync"
 
 // OpenSpan is a section of a program that has begun. End ends it.
 type OpenSpan struct {
-	rec  Record
-	once sync.Once
+	rec   Record
+	trace Trace // of its scope
+	once  sync.Once
 }
 
 const maxSpans = 1024 // open spans that snapshots show
@@ -24,7 +25,7 @@ func Begin(scope Scope, namespace, name string) *OpenSpan {
 	}
 	s := &OpenSpan{rec: Record{
 		Kind: Span, Namespace: namespace, Role: scope.Role, Rank: int32(scope.Rank), ToRank: -1, Name: cut(name), Parent: scope.Call,
-	}}
+	}, trace: scope.Trace}
 	if !On() {
 		return s
 	}
@@ -49,6 +50,10 @@ func (s *OpenSpan) End(failed bool) {
 		rec := s.rec
 		rec.End, rec.Failed = Now(), failed
 		Add(&rec)
+		if Exporting() {
+			rec.Trace, rec.ParentSpan = s.trace.Child(), s.trace.Span
+			ExportRecord(rec)
+		}
 	})
 }
 

@@ -85,7 +85,12 @@ func serveMetrics(at, token string, b *bus.Bus, log *slog.Logger) (where string,
 			log.Warn("troupe: metrics are no longer served", "error", err)
 		}
 	}()
+	ctx, cancel := context.WithCancel(context.Background())
+	exportedCh := make(chan struct{})
+	go func() { defer close(exportedCh); exportMetrics(ctx, registry, log) }()
 	return listener.Addr().String(), func() {
+		cancel()
+		<-exportedCh
 		_ = server.Close() // a running scrape fails, and the next one reports the same
 		<-doneCh
 		observer.Close()

@@ -212,3 +212,23 @@ def test_calls_are_not_slowed_down_by_output():
     row = json.loads(p.stdout.splitlines()[-1])
     assert row["lines_per_second"] > 4000, row
     assert row["shown"]["fast_us"] < 1.5 * row["quiet"]["fast_us"], row
+
+
+def test_output_of_roles_that_workers_create_is_shown(script):
+    p = script("""
+import troupe
+
+class Leaf:
+    def say(self, text):
+        print(text, flush=True)
+
+class Trainer:
+    def run(self):
+        leaves = troupe.Cluster("leaves", Leaf, worker_config=troupe.WorkerConfig(world_size=2))
+        leaves.workers[1].say("deep down")
+        leaves.shutdown()
+
+troupe.actor(Trainer, name="trainer").run()
+troupe.shutdown()
+""")
+    assert "trainer[0] leaves[1] deep down" in p.stdout.splitlines()

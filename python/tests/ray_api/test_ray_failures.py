@@ -4,11 +4,13 @@ import asyncio
 import functools
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
 
-from ray_api.raytest import eventually, ray
+from ray_api.raytest import NAME, eventually, ray
 
 
 @ray.remote(num_cpus=0)
@@ -289,3 +291,63 @@ def test_a_class_that_makes_others_of_its_kind(session):
     node = Node.remote()
     child = ray.get(node.child.remote())
     assert ray.get(child.name.remote()) == "node"
+
+
+def test_what_a_task_made_outlives_its_worker_s_work(session):
+    @ray.remote(num_cpus=0, num_gpus=1)
+    def make():
+        actor = Worker.remote()
+        return [ray.put("value"), actor, os.getpid()]
+
+    @ray.remote(num_cpus=0, num_gpus=1)
+    def pid():
+        return os.getpid()
+
+    ref, actor, made_by = ray.get(make.remote())
+    assert ray.get(pid.remote()) != made_by  # a task with devices has a process of its own
+    deadline = time.monotonic() + 3  # workers without work end after one second
+    while time.monotonic() < deadline:
+        assert ray.get(actor.call.remote()) > 0
+        time.sleep(0.2)
+    assert ray.get(ref) == "value"
+
+
+def test_any_exception_of_a_task_is_its_error(session):
+    class Odd(BaseException):
+        pass
+
+    @ray.remote(num_cpus=0)
+    def fail():
+        raise Odd("odd")
+
+    with pytest.raises(ray.exceptions.RayTaskError, match="odd"):
+        ray.get(fail.remote())
+
+
+def test_wrong_options(session):
+    def function():
+        pass
+
+    for options, kind in (
+        ({"max_retries": 0.5}, TypeError), ({"max_retries": -2}, ValueError), ({"num_returns": 0.5}, TypeError), ({"num_returns": -1}, ValueError),
+        ({"num_gpus": 1e-7}, ValueError), ({"resources": {"x": 1e-7}}, ValueError), ({"max_calls": -1}, ValueError), ({"retry_exceptions": 3}, TypeError),
+    ):  # fmt: skip
+        with pytest.raises(kind):
+            ray.remote(**options)(function)
+
+
+def test_a_second_driver_on_a_session_of_this_machine(session):
+    program = (
+        f"import {NAME} as ray\n"
+        f"ray.init(address='{session.get_runtime_context().gcs_address}', namespace='second')\n"
+        "@ray.remote(num_cpus=0)\n"
+        "class A:\n"
+        "    def ping(self): return 'pong'\n"
+        "a = A.options(name='second', lifetime='detached').remote()\n"
+        "print(ray.get(a.ping.remote()))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert "pong" in done.stdout, done.stderr
+    actor = ray.get_actor("second", namespace="second")
+    assert ray.get(actor.ping.remote()) == "pong"
+    ray.kill(actor)

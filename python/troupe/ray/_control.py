@@ -61,6 +61,7 @@ class Worker:
         self.cluster: Any = None
         self.idle_since = 0.0
         self.lease = ""
+        self.spent = False  # runs no more tasks
         self.dead = False
 
 
@@ -441,21 +442,22 @@ class Control:
         if actor.state in (ALIVE, PENDING, RESTARTING):
             self._end_actor(actor, _OUT_OF_SCOPE)
 
-    async def kill_actor(self, actor_id: str, no_restart: bool = True) -> bool:
-        """Ends an actor at once, or with no_restart=False its process: the actor is restarted where restarts are left."""
+    async def kill_actor(self, actor_id: str, no_restart: bool = True) -> Any:
+        """Ends an actor at once, or with no_restart=False its process: the actor is restarted where restarts are left. The frame of the
+        exception for its callers, if it is dead."""
         actor = self._actors.get(actor_id)
         if actor is None:
-            return False
+            return None
         if actor.state == DEAD:
             self._free_name(actor)
-            return False
+            return actor.cause
         actor.kill_reason = "The actor is dead because it was killed by `ray.kill`."
         if not no_restart:
             if actor.cluster is not None:
                 self._process_lost(actor, actor.role, actor.kill_reason)
-            return True
+            return None
         self._end_actor(actor, actor.kill_reason)
-        return True
+        return actor.cause
 
     def _forget_dead(self) -> None:
         if len(self._actors) > _DEAD_KEPT:
@@ -498,9 +500,10 @@ class Control:
             task.cancel()
 
     async def _idle_worker(self, job_id: str, env: dict[str, Any], allocation: Any, captures: Any) -> Worker:
-        key = job_id + hashlib.sha1(json.dumps([env, allocation.node_id], sort_keys=True).encode()).hexdigest()
+        devices = sorted(name for name, ids in allocation.devices.items() if ids)  # a worker with devices runs no tasks without
+        key = job_id + hashlib.sha1(json.dumps([env, allocation.node_id, devices], sort_keys=True).encode()).hexdigest()
         for worker in reversed(list(self._workers.values())):
-            if worker.key == key and not worker.lease and not worker.dead and worker.cluster is not None:
+            if worker.key == key and not worker.lease and not worker.dead and not worker.spent and worker.cluster is not None:
                 return worker
         worker = Worker(os.urandom(14).hex(), key, allocation.node_id)
         worker.lease = "starting"
@@ -536,12 +539,14 @@ class Control:
         if worker.cluster is not None:
             self._spawn(self._destroy(worker.cluster))
 
-    async def end_lease(self, lease_id: str) -> None:
-        """The caller has no more work for the worker."""
+    async def end_lease(self, lease_id: str, spent: bool = False) -> None:
+        """The caller has no more work for the worker; spent: its process ends."""
         worker = self._leases.pop(lease_id, None)
         if worker is not None:
-            worker.lease, worker.idle_since = "", time.monotonic()
+            worker.lease, worker.idle_since, worker.spent = "", time.monotonic(), spent
             self._placement.release(lease_id)
+            if spent:
+                self._spawn(self._retire(worker))
 
     async def suspend(self, lease_id: str) -> None:
         if lease_id in self._leases:
@@ -560,8 +565,20 @@ class Control:
             kept = max(1, int(sum(n.total.get("CPU", 0) for n in self._placement.nodes.values())))
             kept = min(kept, os.cpu_count() or 1)
             for i, worker in enumerate(idle):
-                if now - worker.idle_since > (_IDLE_LONG if i < kept else _IDLE_WORKERS):
-                    self._end_worker(worker)
+                if now - worker.idle_since > (_IDLE_LONG if i < kept else _IDLE_WORKERS) or worker.spent:
+                    await self._retire(worker)
+
+    async def _retire(self, worker: Worker) -> None:
+        """Ends a worker without work, unless others need it: for objects or actors of its tasks."""
+        if any(a.spec["owner"] == worker.role and a.state != DEAD and not a.spec["detached"] for a in self._actors.values()):
+            return
+        try:
+            if await worker.cluster.workers[0]["owns"].remote():
+                return
+        except _errors.Error:
+            pass  # its end is seen elsewhere
+        if not worker.lease:
+            self._end_worker(worker)
 
     # Resources.
 

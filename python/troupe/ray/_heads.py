@@ -32,7 +32,8 @@ def folder() -> str:
 
 
 def known(kind: str = "") -> list[dict[str, Any]]:
-    """The heads ("head") and joined nodes ("node") of this machine that run, the newest first."""
+    """The heads ("head"), joined nodes ("node") and sessions that a driver's init has started ("session") of this machine that run, the
+    newest first."""
     found = []
     for name in os.listdir(folder()):
         path = os.path.join(folder(), name)
@@ -92,13 +93,13 @@ def resolve(address: str | None) -> dict[str, Any] | None:
     if address == "auto":
         address = os.environ.get("RAY_ADDRESS", "auto")
     if address == "auto":
-        running = known("head")
+        running = known("head") + known("session")
         if not running:
             raise ConnectionError(
                 "Could not find any running Ray instance. Please specify the one to connect to by setting `--address` flag or `RAY_ADDRESS` environment variable."
             )
         return _access(running[0])
-    for entry in known("head"):
+    for entry in known("head") + known("session"):
         if _same(str(address), entry):
             return _access(entry)
     scheme = "tls" if os.environ.get("TROUPE_FINGERPRINT") else "nats"
@@ -233,7 +234,7 @@ def end_process(process: subprocess.Popen[bytes], patience: float = 15.0) -> Non
 
 def stop(force: bool = False, patience: float = 16.0) -> tuple[int, int]:
     """Ends the sessions and nodes of this user on this machine. How many processes there were, and how many were killed."""
-    entries = sorted(known(), key=lambda e: e["kind"] == "head")  # nodes before their head
+    entries = sorted((e for e in known() if e["kind"] != "session"), key=lambda e: e["kind"] == "head")  # nodes before their head
     for entry in entries:
         _signal(entry["pid"], signal.SIGKILL if force and entry["kind"] == "node" else signal.SIGTERM)
     deadline, killed = time.monotonic() + patience, 0

@@ -19,6 +19,7 @@ import traceback
 import types
 from typing import Any
 
+from .. import _codec
 from .. import worker as _worker
 from .._call import IncomingCall
 from .._core import CANCEL
@@ -92,6 +93,8 @@ def _filled(value: Any, entries: list[_objects.Entry]) -> Any:
     if type(value) is not Slot:
         return value
     entry = entries[value.index]
+    if entry.body is None:
+        entry.load()
     if entry.kind == _objects.ERROR:
         raise DependencyError(entry.body)
     return _serialize.loads(entry.body)
@@ -110,6 +113,7 @@ class Service:
         self.async_tasks: dict[str, tuple[Any, Any]] = {}
         self.functions: dict[bytes, Any] = {}
         self.executors: dict[str, Any] = {}
+        self.bound: dict[str, Any] = {}  # methods of the actor's object
         self.turns: dict[tuple[str, str], int] = {}  # by caller and group, the number of the next call
         self.early: dict[Any, tuple[int, list[Any]]] = {}  # calls that came before their turn
         self.main = threading.get_ident()
@@ -167,20 +171,22 @@ class Service:
             end_process()
         except SystemExit as err:
             self._system_exit(err)
-        except Exception as err:
+        except BaseException as err:
             error = task_error(f"{self.class_name}.__init__", err, self.host.state)
             return ["error", _objects._dump_error(exceptions.ActorDiedError(error, None, self.fields.get("actor_id")))]
         finally:
             _context.current.reset(mark)
         return ["ok", os.getpid()]
 
-    def exit(self, gentle: bool) -> None:
-        """Ends the process at once; gently: with its exit functions."""
-        if gentle:
-            threading.Thread(target=end_process, daemon=True).start()
-            threading.Event().wait(_GRACE)
-        _flush()
-        os._exit(_EXIT)
+    def exit(self, gentle: bool) -> Any:
+        """Ends the process at once; gently: with its exit functions, for which this thread reads answers meanwhile."""
+        if not gentle:
+            _exit_now()
+        threading.Thread(target=end_process, daemon=True).start()
+        limit = threading.Timer(_GRACE, _exit_now)
+        limit.daemon = True
+        limit.start()
+        return concurrent.futures.Future()  # the call ends with the process
 
     # Objects.
 
@@ -192,6 +198,10 @@ class Service:
 
     def give_back(self, id: str, process: str) -> None:
         self.host.state.store.give_back(id, process)
+
+    def owns(self) -> bool:
+        """Whether other processes hold objects of this one, or may in a moment."""
+        return bool(self.host.state.store.is_needed())
 
     def cancel_object(self, id: str, force: bool, recursive: bool) -> None:
         """Cancels a call of this process, for another that has the reference."""
@@ -216,11 +226,13 @@ class Service:
             self.cancelled.discard(call.id)
             return self.failed(call, exceptions.TaskCancelledError(call.id))
         extra = call.extra
-        task = _context.Task(call.id, call.method)
-        if extra:
-            task = _context.Task(call.id, extra.get("name") or call.method, extra.get("lease", ""), extra.get("devices"))
+        if not extra:
+            task = _context.Task(call.id, self.title_of(call))
+        else:
+            task = _context.Task(call.id, extra.get("name") or self.title_of(call), extra.get("lease", ""), extra.get("devices"))
             task.assigned = extra.get("demand") or {}
             task.placement = extra.get("placement")
+        task.function = call.method
         mark = _context.current.set(task)
         self.running[call.id] = task
         undo = self._enter_task(call, task) if self.kind == "task" else self._enter_method(call) if self.current == call.id else None
@@ -247,7 +259,9 @@ class Service:
             return self.failed(call, exceptions.TaskCancelledError(call.id))
         except SystemExit as err:
             self._system_exit(err)
-        except Exception as err:
+        except asyncio.CancelledError:
+            raise
+        except BaseException as err:
             if self.exiting:
                 end_process()
             return self.failed(call, err)
@@ -310,7 +324,13 @@ class Service:
         if name == "__ray_call__":
             return lambda function, *args, **kwargs: function(self.instance, *args, **kwargs)
         function = getattr(type(self.instance), name, None)  # not the instance's: its attributes may have the same name
-        return types.MethodType(function, self.instance) if isinstance(function, types.FunctionType) and not self._is_static(name) else getattr(self.instance, name)
+        bound = self.bound.get(name)
+        if bound is not None and bound.__func__ is function:
+            return bound
+        if isinstance(function, types.FunctionType) and not self._is_static(name):
+            bound = self.bound[name] = types.MethodType(function, self.instance)
+            return bound
+        return getattr(self.instance, name)
 
     def _is_static(self, name: str) -> bool:
         return isinstance(inspect.getattr_static(type(self.instance), name), staticmethod)
@@ -346,6 +366,13 @@ class Service:
 
     def title_of(self, call: Call) -> str:
         return f"{self.class_name}.{call.method}" if self.kind != "task" else call.method
+
+    def function_title(self, function: str) -> str:
+        """The function of a task, or the method of an actor, with its module."""
+        if self.kind == "task":
+            return function
+        cls = type(self.instance)
+        return f"{cls.__module__}.{cls.__qualname__ if self.kind == 'async' else cls.__name__}.{function}"
 
     # Calls beside the main thread.
 
@@ -392,7 +419,8 @@ class Service:
         if call.id in self.cancelled:
             self.cancelled.discard(call.id)
             return self.failed(call, exceptions.TaskCancelledError(call.id))
-        task = _context.Task(call.id, call.method)
+        task = _context.Task(call.id, call.extra.get("name") or self.title_of(call))
+        task.function = call.method
         _context.current.set(task)
         self.running[call.id] = task
         try:
@@ -413,7 +441,9 @@ class Service:
             end_process()
         except SystemExit as err:
             self._system_exit(err)
-        except Exception as err:
+        except asyncio.CancelledError:
+            raise
+        except BaseException as err:
             if self.exiting:
                 end_process()
             return self.failed(call, err)
@@ -460,10 +490,11 @@ class _EventLoop:
 
 
 async def _ready(entry: _objects.Entry) -> None:
-    if not entry._done:
-        from .. import _core
+    from .. import _core
 
+    if not entry._done:
         await _core.wait_in_loop(_core.get(), entry)
+    await entry.aload()
 
 
 def _wait(entries: list[_objects.Entry]) -> None:
@@ -474,16 +505,21 @@ def _wait(entries: list[_objects.Entry]) -> None:
             _core.get().wait(entry, None)
 
 
+def _found(entry: _objects.Entry) -> list[Any]:
+    ref = entry.share()
+    return [entry.kind, entry.body] if ref is None else [_objects.SHARED, ref]
+
+
 def fetch(store: _objects.Store, id: str) -> Any:
     """An object of this process for another: [kind, frame], or a future of it."""
     entry = store.entries.get(id)
     if entry is None:
         return [_objects.ERROR, _objects._dump_error(exceptions.ReferenceCountingAssertionError(id))]
     if entry._done:
-        return [entry.kind, entry.body]
+        return _found(entry)
     future: concurrent.futures.Future[Any] = concurrent.futures.Future()
     kept = entry
-    entry.on_done(lambda: future.set_result([kept.kind, kept.body]))
+    entry.on_done(lambda: future.set_result(_found(kept)))
     return future
 
 
@@ -493,7 +529,12 @@ def task_error(title: str, err: BaseException, state: Any) -> BaseException:
     here = os.path.dirname(os.path.abspath(__file__))
     shown = [f for f in frames if not os.path.abspath(f.filename).startswith(here)] or frames
     text = "".join(traceback.format_list(shown)) + "".join(traceback.format_exception_only(type(err), err))
-    head = f"{_process_title.get_title()}() (pid={os.getpid()}, ip={state.node_ip})"
+    instance = getattr(getattr(state, "host", None), "instance", None)
+    shown_actor = _shown(instance) if instance is not None else None
+    of_actor = f", actor_id={state.actor_id}, repr={shown_actor}" if shown_actor is not None else ""
+    text = text.replace("troupe.ray.exceptions.", "ray.exceptions.")
+    name = title.rpartition("<locals>.")[2] if instance is not None else _process_title.get_title().removeprefix("ray::")
+    head = f"ray::{name}() (pid={os.getpid()}, ip={state.node_ip}{of_actor})"
     cause: BaseException = err
     if isinstance(err, exceptions.RayTaskError):
         cause = err.cause
@@ -501,9 +542,14 @@ def task_error(title: str, err: BaseException, state: Any) -> BaseException:
         _serialize.loads(_serialize.dumps(cause)[0])
     except Exception as why:
         cause = _unpicklable(cause, why)
-    instance = getattr(getattr(state, "host", None), "instance", None)
-    shown_actor = repr(instance) if instance is not None else None
     return exceptions.RayTaskError(title, f"{head}\n{text}", cause, _process_title.get_title(), os.getpid(), state.node_ip, shown_actor, state.actor_id)
+
+
+def _shown(instance: Any) -> str:
+    try:
+        return repr(instance)
+    except Exception:
+        return object.__repr__(instance)
 
 
 def _unpicklable(cause: BaseException, why: BaseException) -> BaseException:
@@ -589,6 +635,11 @@ def end_process() -> None:
     os._exit(_EXIT)
 
 
+def _exit_now() -> None:
+    _flush()
+    os._exit(_EXIT)
+
+
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -644,7 +695,7 @@ class RayHost(_worker.Host):
             methods.append({"name": "call", "mode": "", "lane": work})
         for i, (group, limit) in enumerate(service.groups().items()):
             methods.append({"name": method_of_group(group), "mode": "", "lane": {"name": f"concurrent-{i}", "limit": limit}})
-        for method in ("fetch", "borrow", "give_back", "cancel_call", "cancel_object", "exit"):
+        for method in ("fetch", "borrow", "give_back", "cancel_call", "cancel_object", "owns", "exit"):
             methods.append({"name": method, "mode": "", "lane": objects})
         lanes = {m["name"]: m["lane"]["name"] for m in methods if m["lane"]["name"] != "work"}
         self.objects[name] = Object(service, False, lanes, {})
@@ -669,7 +720,10 @@ class RayHost(_worker.Host):
 
     def reply(self, token: int, value: Any) -> None:
         """Answers a call, from any thread but the main one."""
-        self.beside_thread().answer(token, self.codec.encode(value))
+        answer = self.codec.encode(value)
+        if _codec._encoded:
+            self.name_references(token)
+        self.beside_thread().answer(token, answer)
 
     def stop_on(self, *signals: int) -> None:
         super().stop_on(*signals)

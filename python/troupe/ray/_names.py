@@ -87,7 +87,7 @@ NAMES: dict[str, list[tuple[str, str, str]]] = {
     "ray._private.async_compat": [("has_async_methods", SAME, ""), ("is_async_func", SAME, ""), ("sync_to_async", SAME, "")],
     "ray._private.profiling": [("profile", DIFFERENT, "does nothing")],
     "ray._private.worker": [
-        ("global_worker", DIFFERENT, "mode, connected, namespace, the ids and gcs_client.address; other attributes are refused"), ("RemoteFunctionNoArgs", IMPORT, ""),
+        ("global_worker", DIFFERENT, "mode, connected, namespace, node, the ids and gcs_client.address; other attributes are refused"), ("RemoteFunctionNoArgs", IMPORT, ""),
         ("logger", SAME, ""), ("print_to_stdstream", SAME, ""), ("print_worker_logs", SAME, ""),
     ],
     "ray._private.log_monitor": [
@@ -108,6 +108,7 @@ OPTIONS = [
     ("max_concurrency, concurrency_groups", SAME, ""),
     ("num_returns", DIFFERENT, "numbers; \"streaming\" and \"dynamic\" are refused"),
     ("max_retries, retry_exceptions", SAME, "a task whose worker died runs again"),
+    ("max_calls", DIFFERENT, "0 or 1; as in Ray a task with devices has a process of its own"),
     ("max_restarts, max_task_retries", SAME, ""),
 ]
 

@@ -12,7 +12,6 @@ _NEAREST = {
     "_labels": "labels of nodes: troupe.Cluster with node=",
     "label_selector": "troupe.actor(…, node=…)",
     "fallback_strategy": "troupe.actor(…, node=…)",
-    "max_calls": "a troupe.remote function on a pool",
     "_generator_backpressure_num_objects": "a method that yields, which gives a troupe.ResultStream",
     "tensor_transport": "troupe.put of a tensor",
     "accelerator_type": "troupe.actor(…, node=…)",
@@ -72,6 +71,8 @@ def _check_amounts(options: dict[str, Any]) -> None:
             raise TypeError(f"The type of keyword '{key}' must be (<class 'float'>, <class 'int'>, <class 'NoneType'>), but received type {type(value)}")
         if value < 0:
             raise ValueError(f"The value of keyword '{key}' must be positive or zero")
+        if key != "memory":
+            _check_precision(key, value)
         if key == "num_gpus" and value > 1 and value != int(value):
             raise ValueError(f"The value of keyword 'num_gpus' must be a whole number above 1, not {value}")
     resources = options.get("resources")
@@ -86,6 +87,12 @@ def _check_amounts(options: dict[str, Any]) -> None:
                 raise TypeError(f"The amount of the resource {name!r} must be a number, but received type {type(value)}")
             if value < 0:
                 raise ValueError(f"The resource quantities of {name!r} must be positive or zero")
+            _check_precision(name, value)
+
+
+def _check_precision(name: str, value: float) -> None:
+    if value and round(value, 4) == 0:
+        raise ValueError(f"The precision of the fractional quantity of resource {name} cannot go beyond 0.0001")
 
 
 def check_actor(options: dict[str, Any]) -> None:
@@ -110,18 +117,36 @@ def check_actor(options: dict[str, Any]) -> None:
     if groups is not None and not isinstance(groups, (dict, list)):
         raise TypeError("concurrency_groups must be a dict of limits by name")
     for key in ("max_restarts", "max_task_retries"):
-        value = options.get(key)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < -1):
-            raise ValueError(f"The keyword '{key}' only accepts -1, 0 or a positive integer, where -1 means infinite")
+        _check_count(key, options.get(key))
+
+
+def _check_count(key: str, value: Any) -> None:
+    """A number of attempts, or -1 for as many as needed."""
+    if value is None:
+        return
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"The type of keyword '{key}' must be {(int, type(None))}, but received type {type(value)}")
+    if value < -1:
+        raise ValueError(f"The keyword '{key}' only accepts None, 0, -1 or a positive integer, where -1 represents infinity.")
+
+
+def _check_calls(value: Any) -> None:
+    if value is None:
+        return
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"The type of keyword 'max_calls' must be {(int, type(None))}, but received type {type(value)}")
+    if value < 0:
+        raise ValueError("The keyword 'max_calls' only accepts None, 0 or a positive integer")
+    if value > 1:
+        raise refuse(f"max_calls={value}", "max_calls=1, a process for each call")
 
 
 def check_task(options: dict[str, Any]) -> None:
     _check_known("remote functions", options, TASK)
     _check_amounts(options)
+    _check_calls(options.get("max_calls"))
     check_returns(options.get("num_returns"))
-    retries = options.get("max_retries")
-    if retries is not None and (isinstance(retries, bool) or not isinstance(retries, int) or retries < -1):
-        raise ValueError("The keyword 'max_retries' only accepts -1, 0 or a positive integer, where -1 means infinite")
+    _check_count("max_retries", options.get("max_retries"))
     _check_retried(options.get("retry_exceptions"))
 
 
@@ -162,8 +187,10 @@ def is_retried(frame: list[Any], wire: Any) -> bool:
 def check_returns(value: Any) -> None:
     if value in ("streaming", "dynamic"):
         raise refuse(f'num_returns="{value}"', "a method that yields, which gives a troupe.ResultStream")
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-        raise ValueError("The keyword 'num_returns' only accepts None or a non-negative integer")
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise TypeError(f"The type of keyword 'num_returns' must be {(int, str, type(None))}, but received type {type(value)}")
+    if value is not None and value < 0:
+        raise ValueError("The keyword 'num_returns' only accepts None, a non-negative integer, 'streaming' (for generators), or 'dynamic'")
 
 
 def check_namespace(namespace: Any) -> None:
@@ -205,6 +232,10 @@ def strategy(options: dict[str, Any], parent: Any = None) -> Any:
         _warn_of_group_option()
         index = options.get("placement_group_bundle_index", -1)
         return PlacementGroupSchedulingStrategy(group, index, options.get("placement_group_capture_child_tasks")).to_wire()
+    if options.get("placement_group_bundle_index", -1) not in (-1, None):
+        raise ValueError("If placement group is not set, the value of bundle index must be -1.")
+    if "placement_group" in options and group is None:
+        return None  # not that of the parent
     return parent if parent is not None and parent.get("capture") else None
 
 

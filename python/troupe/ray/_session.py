@@ -130,7 +130,8 @@ def init(
         given = _given_resources(num_cpus, num_gpus, resources)
         if address not in (None, "local") and (num_cpus is not None or num_gpus is not None):
             raise ValueError("When connecting to an existing cluster, num_cpus and num_gpus must not be provided.")
-        return RayContext(_open(address, given, namespace, env, bool(others.get("log_to_driver", True))))
+        shown = others.get("log_to_driver", os.environ.get("RAY_LOG_TO_DRIVER", "1") != "0")
+        return RayContext(_open(address, given, namespace, env, bool(shown)))
 
 
 def _given_resources(num_cpus: float | None, num_gpus: float | None, resources: dict[str, float] | None) -> dict[str, float]:
@@ -179,6 +180,11 @@ def _open(address: str | None, resources: dict[str, float], namespace: str | Non
         session.close()
         raise
     state.job_id, state.node_id, state.node_ip = told["job_id"], told["node_id"], told["node_ip"]
+    if session.head is not None:
+        head = session.head
+        state.announced = _heads.write(
+            "session", f"{os.getpid()}-{port}", host=host, ip=host, port=port, url=head.url, token_file=head.token_file, fingerprint=head.fingerprint
+        )
     if not _at_exit:
         _at_exit = True
         getattr(threading, "_register_atexit", atexit.register)(shutdown)
@@ -206,6 +212,8 @@ def shutdown(_exiting_interpreter: bool = False) -> None:
         state = _state.current()
         if state is None or state.mode == _state.WORKER_MODE:
             return
+        if state.announced:
+            _heads.remove(state.announced)
         try:
             _state.control_call("end_job", state.job_id, timeout=10)
         except Exception:

@@ -41,6 +41,7 @@ class State:
         self.pid = os.getpid()
         self.store: Any = None  # _objects.Store
         self.actor_namespace = ""
+        self.announced = ""  # of a driver that started the session: the file that others find it by
         self.served: Any = None  # of a driver: the objects that it serves
         self.host: Any = None  # of a worker: _host.RayHost
 

@@ -130,6 +130,10 @@ class ActorClass:
         """Makes an actor; its handle is there at once."""
         return _create(self.__ray_metadata__, args, kwargs, self._default_options)
 
+    def _remote(self, args: Any = None, kwargs: Any = None, **options: Any) -> ActorHandle:
+        _options.check_actor(options)
+        return _create(self.__ray_metadata__, tuple(args or ()), kwargs or {}, _with(self._default_options, options))
+
     def options(self, **options: Any) -> ActorOptions:
         """The class with other options."""
         _options.check_actor(options)
@@ -215,7 +219,14 @@ def _with_slots(args: tuple[Any, ...], kwargs: dict[str, Any], refs: list[Object
 
 def dependencies(refs: list[ObjectRef]) -> list[Any]:
     """References as a call carries them: with the value where it is known here."""
-    return [[r._entry.kind, r._entry.body] if r._entry._done else [PENDING, r._wire()] for r in refs]
+    return [_dependency(r) for r in refs]
+
+
+def _dependency(ref: ObjectRef) -> list[Any]:
+    entry = ref._entry
+    if not entry._done or entry.share() is not None:
+        return [PENDING, ref._wire_with_value()]
+    return [entry.kind, entry.body]
 
 
 def check_arguments(signature: Any, title: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -263,7 +274,7 @@ def _create(metadata: Metadata, args: tuple[Any, ...], kwargs: dict[str, Any], o
     task = _context.current.get()
     parent = (task.placement if task is not None and task.placement else state.placement_group)
     strategy = _options.strategy(options, parent)
-    _options.check_fits(strategy, _options.demand(options, 1.0), metadata.class_name)  # placing an actor takes a CPU unless it says how many
+    _options.check_fits(strategy, _options.demand(options, 1.0), metadata.modified_class.__qualname__)  # placing an actor takes a CPU unless it says how many
     actor_id = os.urandom(12).hex() + state.job_id
     info = HandleInfo(actor_id, metadata.class_name, dict(metadata.methods), sorted(groups), metadata.modified_class.__module__, options.get("max_task_retries") or 0)
     env = _options.merged(state.runtime_env, _options.environment(options.get("runtime_env")))
@@ -585,6 +596,12 @@ class Client:
         elif error is not None or "dead" in found:
             self._died(found and found["dead"], error)
 
+    def killed(self, cause: list[Any]) -> None:
+        """This process has killed the actor: later calls fail, those under way with their process."""
+        with self._lock:
+            self._asked, self._dead = True, cause
+        self.pump()
+
     def _died(self, cause: Any, error: BaseException | None) -> None:
         with self._lock:
             self._dead = cause if error is None and cause else _objects._dump_error(exceptions.ActorDiedError(None, None, self.actor_id))
@@ -862,7 +879,9 @@ def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
     _state.require()
     if not isinstance(actor, ActorHandle):
         raise ValueError(f"ray.kill() only supported for actors. For tasks, try ray.cancel(). Got: {type(actor)}.")
-    _state.control_call("kill_actor", actor._info.actor_id, no_restart)
+    dead = _state.control_call("kill_actor", actor._info.actor_id, no_restart)
+    if dead is not None:
+        client_of(actor._info.actor_id).killed(dead)
 
 
 def exit_actor() -> None:

@@ -81,6 +81,7 @@ class RemoteFunction:
         task.captures = _options.membership(strategy)
         retries = given.get("max_retries")
         task.retries = _RETRIES if retries is None else (1 << 30 if retries < 0 else retries)
+        task.once = given["max_calls"] == 1 if given.get("max_calls") is not None else task.demand.get("GPU", 0) > 0
         task.retried = _options.exceptions_to_wire(given.get("retry_exceptions"))
         if parent_task is not None:
             parent_task.children.add(entries[0])
@@ -119,6 +120,7 @@ class Task:
         self.captures: Any = None
         self.retries = 0
         self.retried: Any = None  # exceptions that are retried
+        self.once = False  # its worker runs no other task: devices are free again when its process ends
         self.cancelled = False
         self.worker: Any = None  # the handle of the worker that runs it
         self.shape = ""
@@ -277,6 +279,10 @@ class Submitter:
                 entry.set(VALUE, frame)
         self.state.store.linger(task.contents)
         task.contents, task.refs, task.frame = None, [], []
+        if task.once:
+            self.state.control.notify("end_lease", lease, True)
+            self._retry_requests(task)
+            return
         self._run_next(task, lease, found, handle, None)
 
     def _lost(self, task: Task, lease: str, err: _errors.Error) -> None:

@@ -73,7 +73,15 @@ class RuntimeContext:
         raise RuntimeError("The actor is not known any more.")
 
     def get(self) -> dict[str, Any]:
-        return {"job_id": self.job_id, "node_id": self.node_id, "namespace": self.namespace}
+        from ._ids import ActorID, TaskID
+
+        found = {"job_id": self.job_id, "node_id": self.node_id, "namespace": self.namespace}
+        task = _context.current.get()
+        if task is not None:
+            found["task_id"] = TaskID(bytes.fromhex(task.id))
+        if self._state.actor_id:
+            found["actor_id"] = ActorID(bytes.fromhex(self._state.actor_id))
+        return found
 
     def get_job_id(self) -> str:
         return self._state.job_id
@@ -93,7 +101,8 @@ class RuntimeContext:
         return None if task is None else task.name
 
     def get_task_function_name(self) -> str | None:
-        return self.get_task_name()
+        task = _context.current.get()
+        return None if task is None else self._state.host.service.function_title(task.function)
 
     def get_actor_id(self) -> str | None:
         return self._state.actor_id or None

@@ -33,6 +33,15 @@ class _GcsClient:
         raise refuse_attribute(f"ray._private.worker.global_worker.gcs_client.{name}", "troupe.nodes() and `troupe status`")
 
 
+class _Node:
+    """The node of this process."""
+
+    def __init__(self, state: _state.State) -> None:
+        self.unique_id = self.node_id = state.node_id
+        self.node_ip_address = state.node_ip
+        self.address = self.gcs_address = state.address
+
+
 class Worker:
     """This process. What is not here is refused."""
 
@@ -85,6 +94,10 @@ class Worker:
         from ..util.placement_group import PlacementGroup, get_current_placement_group
 
         return (get_current_placement_group() or PlacementGroup.empty()).id
+
+    @property
+    def node(self) -> Any:
+        return _Node(_state.require())
 
     def check_connected(self) -> None:
         _state.require()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import types
@@ -270,6 +271,9 @@ class _Callable(types.ModuleType):
 
     def __call__(self, *args: Any, **kwargs: Any) -> PlacementGroup:
         return placement_group(*args, **kwargs)
+
+    def __reduce__(self) -> Any:
+        return importlib.import_module, (self.__name__,)
 
 
 sys.modules[__name__].__class__ = _Callable

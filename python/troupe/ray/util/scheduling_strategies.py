@@ -22,7 +22,7 @@ class PlacementGroupSchedulingStrategy:
         group = self.placement_group
         if group is None:
             return None
-        index = -1 if self.placement_group_bundle_index is None else self.placement_group_bundle_index
+        index = -1 if self.placement_group_bundle_index is None else int(self.placement_group_bundle_index)  # of NumPy, too
         check_placement_group_index(group, index)
         if group.is_empty:
             return None

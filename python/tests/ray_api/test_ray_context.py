@@ -1,0 +1,92 @@
+"""What a task or actor knows of itself, texts of errors, groups in functions that are shipped by value. Also passes against Ray."""
+
+import numpy as np
+import pytest
+
+from ray_api.raytest import module, ray
+
+strategies = module("util.scheduling_strategies")
+
+
+def test_context_of_tasks_and_actors(session):
+    @ray.remote(num_cpus=0)
+    def task():
+        context = ray.get_runtime_context()
+        return context.get_task_name(), context.get_task_function_name(), context.get()["task_id"].hex() == context.get_task_id(), "actor_id" in context.get()
+
+    name, function, same, actor = ray.get(task.options(name="other").remote())
+    assert (name, same, actor) == ("other", True, False)
+    assert function.endswith("task")
+    ref = task.remote()
+    assert ray.get(ref)[0] == "task"
+
+    @ray.remote(num_cpus=0)
+    class Actor:
+        def names(self):
+            context = ray.get_runtime_context()
+            return context.get_task_name(), context.get_task_function_name(), context.get_task_id(), context.get()["actor_id"].hex()
+
+    handle = Actor.remote()
+    ref = handle.names.remote()
+    name, function, task_id, actor_id = ray.get(ref)
+    assert name == "Actor.names"
+    assert function == f"{__name__}.Actor.names"
+    assert task_id == ref.task_id().hex()
+    assert actor_id == handle._actor_id.hex()
+
+
+def test_the_text_of_an_error_names_its_place(session):
+    @ray.remote(num_cpus=0)
+    class Actor:
+        def fail(self):
+            raise ValueError("inner")
+
+        def __repr__(self):
+            return "Shown"
+
+    @ray.remote(num_cpus=0)
+    def outer(actor):
+        return ray.get(actor.fail.remote())
+
+    actor = Actor.remote()
+    with pytest.raises(ValueError) as caught:
+        ray.get(actor.fail.remote())
+    first = str(caught.value).splitlines()[0].replace("\x1b[36m", "").replace("\x1b[39m", "")
+    assert first.startswith("ray::Actor.fail() (pid=")
+    assert first.endswith(f"actor_id={actor._actor_id.hex()}, repr=Shown)")
+    with pytest.raises(ValueError) as caught:
+        ray.get(outer.remote(actor))
+    text = str(caught.value).replace("\x1b[36m", "").replace("\x1b[39m", "")
+    assert text.startswith("ray::outer() (pid=")
+    assert "ray.exceptions.RayTaskError(ValueError): ray::Actor.fail() (pid=" in text
+    assert text.endswith("ValueError: inner")
+
+
+def test_groups_in_tasks(session):
+    @ray.remote(num_cpus=0)
+    def ready():
+        group = ray.util.placement_group([{"CPU": 1}])
+        ray.get(group.ready(), timeout=30)
+        return group.bundle_specs
+
+    assert ray.get(ready.remote()) == [{"CPU": 1}]
+    group = ray.util.placement_group([{"CPU": 1}])
+    ray.get(group.ready(), timeout=30)
+
+    @ray.remote(num_cpus=0)
+    def current():
+        found = ray.util.get_current_placement_group()
+        return None if found is None else found.id.hex()
+
+    @ray.remote(num_cpus=0)
+    def nested(**options):
+        return ray.get(current.options(**options).remote())
+
+    captured = nested.options(scheduling_strategy=strategies.PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=True))
+    assert ray.get(captured.remote()) == group.id.hex()
+    numbered = current.options(scheduling_strategy=strategies.PlacementGroupSchedulingStrategy(group, np.int64(0)))
+    assert ray.get(numbered.remote()) == group.id.hex()
+    assert ray.get(captured.remote(placement_group=None)) is None
+    with pytest.raises(ValueError, match="bundle index must be -1"):
+        current.options(placement_group_bundle_index=0).remote()
+    ray.util.remove_placement_group(group)
