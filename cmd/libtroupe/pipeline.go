@@ -27,9 +27,9 @@ type loan func(ctx context.Context, done bool) error
 // pipeRequest is the fields of pipeline ops.
 type pipeRequest struct {
 	ID         uint64        `msgpack:"id"`
-	Text       string        `msgpack:"text"`     // the declaration, as in a file
-	Clusters   []uint64      `msgpack:"clusters"` // clusters of the roles that its stages name
-	FuncsToken uint64        `msgpack:"crew"`     // token of the completions for its stage functions
+	Text       string        `msgpack:"text"`      // the declaration, as in a file
+	Clusters   []uint64      `msgpack:"clusters"`  // clusters of the roles that its stages name
+	FuncsToken uint64        `msgpack:"functions"` // token of the completions for its stage functions
 	TakeOver   bool          `msgpack:"take_over"`
 	Grace      float64       `msgpack:"grace"` // seconds
 	Stream     string        `msgpack:"stream"`

@@ -114,7 +114,7 @@ func init() {
 		"panic":        (*core).panicForTest,    // for tests
 
 		"pipeline_check":  (*core).pipelineCheck,  // pipeline (text) → nil: checks the declaration
-		"pipeline_open":   (*core).pipelineOpen,   // runtime, pipeline (text, clusters, crew) → pipeline that runs in this process
+		"pipeline_open":   (*core).pipelineOpen,   // runtime, pipeline (text, clusters, functions) → pipeline that runs in this process
 		"pipeline_attach": (*core).pipelineAttach, // runtime, name → pipeline that runs in any process
 		"pipeline_put":    (*core).pipelinePut,    // pipeline (id, stream, items) → nil: stores the items
 		"pipeline_take":   (*core).pipelineTake,   // pipeline (id, stream, count) → loan; number 0 if no item came in time

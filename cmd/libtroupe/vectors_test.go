@@ -86,7 +86,7 @@ func createPython(t *testing.T, rt *roles.Runtime, exe, tests string, mesh dispa
 	require.NoError(t, err)
 	c, err := rt.Create(t.Context(), roles.Spec{
 		Name: "vectors-" + bus.NewID()[:8], Class: "Vector", World: mesh.World(), Mesh: mesh,
-		Config: map[string]any{"class": map[string]any{"path": "stage.Vector"}, "args": args},
+		Config: map[string]any{"class": map[string]any{"path": "worker_classes.Vector"}, "args": args},
 		Process: &roles.Process{
 			Command: []string{exe, "-m", "troupe.worker"},
 			Env:     map[string]string{"PYTHONPATH": tests + ":" + os.Getenv("PYTHONPATH"), "PYTHONUNBUFFERED": "1"},

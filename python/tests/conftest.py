@@ -27,9 +27,9 @@ def session():
 @pytest.fixture(scope="session")
 def workers(session):
     """Two workers of the test class, for tests that leave them as they were."""
-    import stage
+    import worker_classes
 
-    with troupe.Cluster("workers", stage.Stage, worker_config=troupe.WorkerConfig(world_size=2)) as cluster:
+    with troupe.Cluster("workers", worker_classes.BasicWorker, worker_config=troupe.WorkerConfig(world_size=2)) as cluster:
         yield cluster
 
 

@@ -6,8 +6,8 @@ import time
 import pytest
 
 import remote_errors
-import stage
 import troupe
+import worker_classes
 
 
 @pytest.fixture(scope="module")
@@ -98,8 +98,8 @@ def test_configure_set_env_and_call(raising):
     raising.configure({"lr": 0.1})
     assert raising["configuration"]() == [{"lr": 0.1}] * 2
     with pytest.raises(troupe.InvalidError, match="two names for the same argument"):
-        troupe.Cluster("twice", stage.Stage, config=troupe.WorkerConfig(world_size=1), worker_config=troupe.WorkerConfig(world_size=1))
-    with troupe.Cluster("envs", stage.Stage, config=troupe.WorkerConfig(world_size=2)) as c:
+        troupe.Cluster("twice", worker_classes.BasicWorker, config=troupe.WorkerConfig(world_size=1), worker_config=troupe.WorkerConfig(world_size=1))
+    with troupe.Cluster("envs", worker_classes.BasicWorker, config=troupe.WorkerConfig(world_size=2)) as c:
         c.set_env({"NCCL_DEBUG": "INFO"})
         assert c.environment("NCCL_DEBUG") == [{"NCCL_DEBUG": "INFO"}] * 2
         assert c.call("zero", 3) == [0, 3], "in its own mode"
@@ -112,13 +112,13 @@ def test_configure_set_env_and_call(raising):
 
 @pytest.fixture(scope="module")
 def streaming(session):
-    with troupe.Cluster("streaming", stage.Streams, config=troupe.WorkerConfig(world_size=2)) as cluster:
+    with troupe.Cluster("streaming", worker_classes.Streams, config=troupe.WorkerConfig(world_size=2)) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
 def async_streaming(session):
-    with troupe.Cluster("async_streaming", stage.AsyncStreams, config=troupe.WorkerConfig(world_size=1)) as cluster:
+    with troupe.Cluster("async_streaming", worker_classes.AsyncStreams, config=troupe.WorkerConfig(world_size=1)) as cluster:
         yield cluster
 
 
@@ -178,7 +178,7 @@ def test_an_error_in_a_generator_comes_after_its_values(streams):
 
 
 def test_streams_of_a_served_object(session, streaming):
-    handle = troupe.serve(stage.Streams())
+    handle = troupe.serve(worker_classes.Streams())
     try:
         assert streaming.workers[0].sum_of(handle, 20) == sum(range(20))
     finally:
@@ -186,7 +186,7 @@ def test_streams_of_a_served_object(session, streaming):
 
 
 def test_a_lost_worker_ends_its_streams(session):
-    handle = troupe.actor(stage.Streams)
+    handle = troupe.actor(worker_classes.Streams)
     stream = handle.count(10_000)
     next(stream)
     os.kill(handle.pid(), 9)
@@ -200,7 +200,7 @@ def test_a_lost_worker_ends_its_streams(session):
 
 
 def test_a_method_answers_later_with_a_future_of_its_own(session, workers):
-    handle = troupe.actor(stage.Deferred)
+    handle = troupe.actor(worker_classes.Deferred)
     waiting = [handle.wait_for.remote(i) for i in range(4)]
     handle.resolve(2, "two")
     assert waiting[2].result(10) == "two" and not waiting[0].done()
@@ -215,7 +215,7 @@ def test_a_method_answers_later_with_a_future_of_its_own(session, workers):
 
 
 def test_a_thousand_calls_of_an_async_worker_start_in_order_of_arrival(session):
-    handle = troupe.actor(stage.AsyncDeferred)
+    handle = troupe.actor(worker_classes.AsyncDeferred)
     assert troupe.get([handle.note.remote(i) for i in range(1000)], 30) == list(range(1000))
     assert handle.noted() == list(range(1000))
     assert handle.in_pool() == "from a thread"

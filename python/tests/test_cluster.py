@@ -9,8 +9,8 @@ import time
 import numpy as np
 import pytest
 
-import stage
 import troupe
+import worker_classes
 
 
 def config(n=1, **more):
@@ -54,7 +54,7 @@ def test_rank_zero_and_all(workers):
 
 
 def test_a_list_as_long_as_the_world_is_not_scattered_and_warned_of_once(session):
-    with troupe.Cluster("listed", stage.Stage, worker_config=config(2)) as c:
+    with troupe.Cluster("listed", worker_classes.BasicWorker, worker_config=config(2)) as c:
         with pytest.warns(UserWarning, match="Scatter"):
             assert c.execute_all_sync("echo", [1, 2]) == [[1, 2], [1, 2]]
         import warnings
@@ -253,7 +253,7 @@ def test_a_worker_that_would_wait_for_itself_is_told(workers):
 def test_handles_are_values(workers):
     a, b = workers.workers
     assert a.forward(b, "echo", 5) == 5
-    other = troupe.actor(stage.Stage)
+    other = troupe.actor(worker_classes.BasicWorker)
     assert other.call_all(workers, "who")[1]["rank"] == 1
     other.cluster.shutdown()
     same = a.give(b)
@@ -272,7 +272,7 @@ def test_errors_say_who_where_and_what(workers):
     assert (err.role, err.rank, err.method, err.message) == ("workers", 1, "fail_on", "bad luck") and err.node
     assert str(err).startswith(f"workers[1] fail_on on {err.node}: ValueError: bad luck")
     assert isinstance(err, ValueError) and err.args == ("bad luck",) and type(err.original) is ValueError
-    assert "stage.py" in err.remote_traceback and "raise ValueError" in err.remote_traceback
+    assert "worker_classes.py" in err.remote_traceback and "raise ValueError" in err.remote_traceback
     with pytest.raises(troupe.RefusedError, match="argument"):
         workers.workers[0].add(1, 2, 3)
     with pytest.raises(troupe.EncodeError):
@@ -293,7 +293,7 @@ def test_timeouts_reach_the_worker(workers):
 
 
 def test_a_killed_worker_is_known_at_once_with_signal_and_last_lines(session):
-    c = troupe.Cluster("doomed", stage.Stage, worker_config=config(2))
+    c = troupe.Cluster("doomed", worker_classes.BasicWorker, worker_config=config(2))
     waiting = c.workers[0].sleep.remote(60)
     began = time.monotonic()
     with pytest.raises(troupe.WorkerLostError) as e:
@@ -306,7 +306,7 @@ def test_a_killed_worker_is_known_at_once_with_signal_and_last_lines(session):
 
 
 def test_sys_exit_in_a_method_ends_the_worker_with_its_code(session):
-    c = troupe.Cluster("leaver", stage.Stage, worker_config=config(1))
+    c = troupe.Cluster("leaver", worker_classes.BasicWorker, worker_config=config(1))
     with pytest.raises(troupe.Error):
         c.workers[0].leave(3)
     with pytest.raises(troupe.WorkerLostError) as e:
@@ -337,7 +337,7 @@ def test_control_methods_run_beside_work(workers):
 
 
 def test_a_worker_that_is_frozen_and_goes_on(session):
-    with troupe.Cluster("frozen", stage.Stage, worker_config=config(1)) as c:
+    with troupe.Cluster("frozen", worker_classes.BasicWorker, worker_config=config(1)) as c:
         pid = c.workers[0].pid()
         os.kill(pid, signal.SIGSTOP)
         f = c.workers[0].echo.remote("late")
@@ -363,43 +363,43 @@ def test_workers_have_the_drivers_surroundings(workers):
 
 
 def test_own_environment_and_protected_names(session):
-    with troupe.Cluster("env", stage.Stage, worker_config=config(1, env={"NCCL_DEBUG": "a=b,c"})) as c:
+    with troupe.Cluster("env", worker_classes.BasicWorker, worker_config=config(1, env={"NCCL_DEBUG": "a=b,c"})) as c:
         assert c.workers[0].environment("NCCL_DEBUG") == {"NCCL_DEBUG": "a=b,c"}
     with pytest.raises(troupe.InvalidError, match="MASTER_PORT"):
-        troupe.Cluster("env2", stage.Stage, worker_config=config(1, env={"MASTER_PORT": "1"}))
+        troupe.Cluster("env2", worker_classes.BasicWorker, worker_config=config(1, env={"MASTER_PORT": "1"}))
     with pytest.raises(troupe.InvalidError, match="give text"):
-        troupe.Cluster("env3", stage.Stage, worker_config=config(1, env={"A": 1}))
+        troupe.Cluster("env3", worker_classes.BasicWorker, worker_config=config(1, env={"A": 1}))
     with pytest.raises(troupe.InvalidError, match="own_variables"):
-        troupe.actor(stage.Stage, env={"CUDA_VISIBLE_DEVICES": "3"})
+        troupe.actor(worker_classes.BasicWorker, env={"CUDA_VISIBLE_DEVICES": "3"})
 
 
 def test_a_role_with_variables_of_its_own_gets_no_others(session):
     mine = {"RANK": "5", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "CUDA_VISIBLE_DEVICES": "3,4"}
-    actor = troupe.actor(stage.Stage, own_variables=True, env=mine, num_gpus=1, policy="restart_rank")
+    actor = troupe.actor(worker_classes.BasicWorker, own_variables=True, env=mine, num_gpus=1, policy="restart_rank")
     assert actor.first_environment(*mine, "WORLD_SIZE", "LOCAL_RANK", "HIP_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "WORKER_NAME") == mine
     with pytest.raises(troupe.WorkerLostError):
         actor.kill()
     assert actor.first_environment(*mine, "WORLD_SIZE") == mine  # those of a restarted worker too
     actor.cluster.shutdown()
-    with troupe.Cluster("own_none", stage.Stage, worker_config=config(2, own_variables=True)) as c:
+    with troupe.Cluster("own_none", worker_classes.BasicWorker, worker_config=config(2, own_variables=True)) as c:
         assert c.workers[1].first_environment(*mine) == {}
     with pytest.raises(troupe.InvalidError, match="TROUPE_X"):
-        troupe.actor(stage.Stage, own_variables=True, env={"TROUPE_X": "1"})
+        troupe.actor(worker_classes.BasicWorker, own_variables=True, env={"TROUPE_X": "1"})
 
 
 # Starting.
 
 
 def test_classes_by_path_and_with_arguments(session):
-    with troupe.Cluster("by_path", "stage.Given", worker_config=config(1), worker_args=(1,), worker_kwargs={"b": {3}}) as c:
+    with troupe.Cluster("by_path", "worker_classes.Given", worker_config=config(1), worker_args=(1,), worker_kwargs={"b": {3}}) as c:
         assert c.workers[0].get() == [1, {3}]
 
 
 @pytest.mark.parametrize(
     ("cls", "kind", "words"),
     [
-        ("stage.Broken", RuntimeError, "no engine here"),
-        ("stage.Nothing", None, "has no Nothing"),
+        ("worker_classes.Broken", RuntimeError, "no engine here"),
+        ("worker_classes.Nothing", None, "has no Nothing"),
         ("no_such_module.X", ModuleNotFoundError, "no_such_module"),
         ("broken_syntax.X", SyntaxError, "broken_syntax.py"),
     ],
@@ -411,19 +411,19 @@ def test_what_keeps_a_class_from_starting_reaches_the_driver(session, tmp_path, 
         troupe.Cluster("never", cls, worker_config=config(2))
     if kind is not None:
         assert e.value.details.get("type") == kind.__name__ and isinstance(e.value, kind) and isinstance(e.value, troupe.ApplicationError)
-        assert kind is not RuntimeError or "stage.py" in e.value.remote_traceback
+        assert kind is not RuntimeError or "worker_classes.py" in e.value.remote_traceback
     with pytest.raises(troupe.NotFoundError):
         troupe.Cluster.attach("never")
 
 
 def test_mistakes_of_the_driver(session):
     for make, words in (
-        (lambda: troupe.Cluster("x", stage.Stage), "world_size is not set"),
+        (lambda: troupe.Cluster("x", worker_classes.BasicWorker), "world_size is not set"),
         (lambda: troupe.Cluster("x", None), "worker_cls"),
         (lambda: troupe.Cluster("x", "nodots", worker_config=config(1)), "no import path"),
         (lambda: troupe.Cluster("x", 3, worker_config=config(1)), "of type int"),
-        (lambda: troupe.Cluster("bad name", stage.Stage, worker_config=config(1)), "bad name"),
-        (lambda: troupe.Cluster("x", stage.Stage, worker_config=config(3, tensor_parallel_size=2)), "3"),
+        (lambda: troupe.Cluster("bad name", worker_classes.BasicWorker, worker_config=config(1)), "bad name"),
+        (lambda: troupe.Cluster("x", worker_classes.BasicWorker, worker_config=config(3, tensor_parallel_size=2)), "3"),
         (lambda: troupe.ResourceManager(8, 0), "num_nodes=0 must be a whole number"),
     ):
         with pytest.raises(troupe.InvalidError, match=words):
@@ -437,15 +437,15 @@ def test_any_object_is_a_worker_config(session):
         tensor_parallel_size = 2
         learning_rate = 0.5
 
-    with troupe.Cluster(worker_cls=stage.Stage, worker_config={"name": "dict", "world_size": 1}) as c:
+    with troupe.Cluster(worker_cls=worker_classes.BasicWorker, worker_config={"name": "dict", "world_size": 1}) as c:
         assert c.name == "dict"
-    with troupe.Cluster(worker_cls=stage.Stage, worker_config=Mine()) as c:
+    with troupe.Cluster(worker_cls=worker_classes.BasicWorker, worker_config=Mine()) as c:
         assert (c.name, c.tp_size, c.dp_size) == ("mine", 2, 1)
 
 
 def test_close_is_called_when_a_role_ends(session, tmp_path):
     path = tmp_path / "closed"
-    with troupe.Cluster("bye", "stage.Bye", worker_config=config(1), worker_args=(str(path),)):
+    with troupe.Cluster("bye", "worker_classes.Bye", worker_config=config(1), worker_args=(str(path),)):
         pass
     assert path.read_text() == "closed"
 
@@ -455,18 +455,18 @@ def test_attach_by_name_and_names_that_are_taken(workers, session):
     assert again.rows([1, 2]) == [1, 2] and again == workers
     assert again.workers[0].echo({1, 2j}) == {1, 2j}
     with pytest.raises(troupe.ExistsError, match="workers"):
-        troupe.Cluster("workers", stage.Stage, worker_config=config(1))
+        troupe.Cluster("workers", worker_classes.BasicWorker, worker_config=config(1))
     with pytest.raises(troupe.NotFoundError, match="nobody"):
         troupe.Cluster.attach("nobody")
 
 
 def test_engines(session):
-    with troupe.Cluster("engines", stage.Stage, worker_config=config(2)) as c:
-        c.create_engine("first", "stage.Given", 1, b=(2,))
-        c.create_engine("second", stage.Given, "x")
+    with troupe.Cluster("engines", worker_classes.BasicWorker, worker_config=config(2)) as c:
+        c.create_engine("first", "worker_classes.Given", 1, b=(2,))
+        c.create_engine("second", worker_classes.Given, "x")
         assert c.options(engine="first").get() == [[1, (2,)]] * 2
         assert c.options(engine="second", ranks=[1]).get() == [["x", 2]]
-        c.create_engine("loop", "stage.Loop")
+        c.create_engine("loop", "worker_classes.AsyncWorker")
         engine = c.options(engine="loop", ranks=[0])
         naps = [engine.nap(0.2, blocking=False) for _ in range(4)]
         assert max(troupe.get(naps, 10)) == [4], "an async engine runs beside the work, in a worker that is not async"
@@ -476,7 +476,7 @@ def test_engines(session):
         slow.cancel()
         until(lambda: engine.plain() == [["cancelled"]])
         with pytest.raises(troupe.ExistsError):
-            c.create_engine("first", "stage.Given", 1)
+            c.create_engine("first", "worker_classes.Given", 1)
         with pytest.raises(troupe.NotFoundError):
             c.options(engine="third").get()
 
@@ -486,8 +486,8 @@ def test_engines(session):
 
 def test_a_resource_manager_and_overlapping_clusters(session):
     with troupe.ResourceManager(num_gpus_per_node=8, num_nodes=2) as rm:
-        train = troupe.Cluster("actor_train", stage.Stage, rm, troupe.WorkerConfig(world_size=4, device_mapping=list(range(8)), num_gpus_per_worker=2))
-        infer = troupe.Cluster("actor_infer", stage.Stage, rm, troupe.WorkerConfig(world_size=2, device_mapping="list(range(4,12))"))
+        train = troupe.Cluster("actor_train", worker_classes.BasicWorker, rm, troupe.WorkerConfig(world_size=4, device_mapping=list(range(8)), num_gpus_per_worker=2))
+        infer = troupe.Cluster("actor_infer", worker_classes.BasicWorker, rm, troupe.WorkerConfig(world_size=2, device_mapping="list(range(4,12))"))
         assert train.rank2devices[1] == [(0, 2), (0, 3)] and infer.rank2devices == {0: [(0, 4), (0, 5), (0, 6), (0, 7)], 1: [(1, 0), (1, 1), (1, 2), (1, 3)]}
         assert train.rank2worker[0] == "actor_train-0-G01"
         seen = train.workers[1].environment("CUDA_VISIBLE_DEVICES")["CUDA_VISIBLE_DEVICES"]
@@ -503,7 +503,7 @@ def test_a_resource_manager_and_overlapping_clusters(session):
 def test_the_world_is_known_from_the_devices(session):
     with troupe.ResourceManager(num_gpus_per_node=8, num_nodes=1) as rm:
         for mapping, more, world in (("list(range(0,4))", {}, 4), ("list(range(0,4)) + [6,7]", {"num_gpus_per_worker": 2}, 3), ([0, 1], {}, 2)):
-            with troupe.Cluster("counted", stage.Given, rm, troupe.WorkerConfig(device_mapping=mapping, **more), worker_args=(1,)) as c:
+            with troupe.Cluster("counted", worker_classes.Given, rm, troupe.WorkerConfig(device_mapping=mapping, **more), worker_args=(1,)) as c:
                 assert c.world_size == world and len(c.workers) == world, mapping
         for mapping, more, words in (
             ("list(range(0,3))", {"num_gpus_per_worker": 2}, "device_mapping has 3 devices, which num_gpus_per_worker 2"),
@@ -512,11 +512,11 @@ def test_the_world_is_known_from_the_devices(session):
             ("a few", {}, "device_mapping"),
         ):
             with pytest.raises(troupe.InvalidError, match=words):
-                troupe.Cluster("counted", stage.Given, rm, troupe.WorkerConfig(device_mapping=mapping, **more), worker_args=(1,))
+                troupe.Cluster("counted", worker_classes.Given, rm, troupe.WorkerConfig(device_mapping=mapping, **more), worker_args=(1,))
 
 
 def test_a_mesh_that_the_workers_learn_late(session):
-    with troupe.Cluster("late", stage.Late, worker_config=config(4)) as c:
+    with troupe.Cluster("late", worker_classes.Late, worker_config=config(4)) as c:
         assert c.dp_size == 4 and c.rows([1, 2, 3, 4]) == [[0, 0, 1], [1, 0, 2], [2, 0, 3], [3, 0, 4]]
         c.initialize(2)
         assert (c.dp_size, c.tp_size) == (2, 2) and c.get_rank_info(3).dp_rank == 1
@@ -537,13 +537,13 @@ def test_a_mesh_that_the_workers_learn_late(session):
 
 
 def test_actors(session):
-    a = troupe.actor(stage.Given, 1, b=3)
+    a = troupe.actor(worker_classes.Given, 1, b=3)
     assert a.get() == [1, 3]
     a.cluster.shutdown()
-    one = troupe.actor(stage.Given, 5, name="single")
-    assert troupe.actor(stage.Given, 6, name="single", get_if_exists=True).get() == [5, 2]
+    one = troupe.actor(worker_classes.Given, 5, name="single")
+    assert troupe.actor(worker_classes.Given, 6, name="single", get_if_exists=True).get() == [5, 2]
     with pytest.raises(troupe.ExistsError):
-        troupe.actor(stage.Given, 6, name="single")
+        troupe.actor(worker_classes.Given, 6, name="single")
     one.cluster.shutdown()
 
 
@@ -582,7 +582,7 @@ def test_queues(session, workers):
 
 
 def test_an_async_class(session, workers):
-    with troupe.Cluster("loop", "stage.Loop", worker_config=config(1, max_concurrency=3)) as c:
+    with troupe.Cluster("loop", "worker_classes.AsyncWorker", worker_config=config(1, max_concurrency=3)) as c:
         h = c.workers[0]
         first = h.initialize.remote()
         notes = [h.note.remote(i) for i in range(10)]
@@ -653,9 +653,9 @@ def test_two_event_loops_and_two_threads_at_once(workers):
 def test_inside_a_running_loop(workers):
     async def main():
         assert workers.rows([1, 2]) == [1, 2] and workers.workers[0].echo(1) == 1
-        made = troupe.Cluster("looped", stage.Stage, worker_config=config(1))
+        made = troupe.Cluster("looped", worker_classes.BasicWorker, worker_config=config(1))
         assert await made.workers[0].echo.remote(1) == 1 and made.workers[0].echo.remote(2).result(10) == 2
-        made.create_engine("e", "stage.Given", 1)
+        made.create_engine("e", "worker_classes.Given", 1)
         made.update_mesh()
         assert len(made.info()) == len(made.health()) == 1
         made.shutdown()
@@ -689,4 +689,4 @@ def test_fork_in_a_worker(workers):
 
 
 def test_a_call_that_comes_before_an_async_worker_has_its_loop(session):
-    assert troupe.actor(stage.Stalled).ping() == "pong"
+    assert troupe.actor(worker_classes.Stalled).ping() == "pong"

@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-import stage
 import troupe
+import worker_classes
 
 # How a driver may end, as its last lines; SIGINT and SIGKILL are sent to one that waits.
 ENDINGS = {
@@ -25,8 +25,8 @@ ENDINGS = {
 }
 
 MADE = {
-    "cluster": 'troupe.Cluster("kept", stage.Stage, worker_config=troupe.WorkerConfig(world_size=2, num_gpus_per_worker=1, detached=True)).workers[0]',
-    "actor": 'troupe.actor(stage.Stage, name="kept", detached=True)',
+    "cluster": 'troupe.Cluster("kept", worker_classes.BasicWorker, worker_config=troupe.WorkerConfig(world_size=2, num_gpus_per_worker=1, detached=True)).workers[0]',
+    "actor": 'troupe.actor(worker_classes.BasicWorker, name="kept", detached=True)',
     "on a manager": "on_manager()",
 }
 
@@ -50,14 +50,14 @@ def test_a_detached_role_outlives_its_driver(script, made, ending):
     driver = script(
         f"""
         import os, sys, time
-        import stage, troupe
+        import worker_classes, troupe
         troupe.init(lease=2)
         def on_manager():
             manager = troupe.ResourceManager(num_gpus_per_node=2, num_nodes=1)
             config = troupe.WorkerConfig(device_mapping=[0, 1], detached=True)
-            return troupe.Cluster("kept", stage.Stage, manager, config).workers[0]
+            return troupe.Cluster("kept", worker_classes.BasicWorker, manager, config).workers[0]
         handle = {MADE[made]}
-        owned = troupe.actor(stage.Stage, name="owned")
+        owned = troupe.actor(worker_classes.BasicWorker, name="owned")
         owned.echo(1)
         print(handle.pid(), flush=True)
         {"time.sleep(60)" if signalled else how}
@@ -104,10 +104,10 @@ def test_a_detached_role_outlives_its_driver(script, made, ending):
 def test_a_detached_role_needs_a_head_that_outlives_the_driver(session):
     config = troupe.WorkerConfig(world_size=1, detached=True)
     with pytest.raises(troupe.RefusedError, match=r"kept cannot be detached.*private.*`troupe up`"):
-        troupe.Cluster("kept", stage.Stage, worker_config=config)
+        troupe.Cluster("kept", worker_classes.BasicWorker, worker_config=config)
     with pytest.raises(troupe.RefusedError, match=r"`troupe up`"):
-        troupe.actor(stage.Stage, detached=True)
-    with troupe.Cluster("kept", stage.Stage, worker_config=troupe.WorkerConfig(world_size=1)) as cluster:
+        troupe.actor(worker_classes.BasicWorker, detached=True)
+    with troupe.Cluster("kept", worker_classes.BasicWorker, worker_config=troupe.WorkerConfig(world_size=1)) as cluster:
         assert running(cluster.workers[0].pid())  # nothing of the name is left
         assert os.getpid() != cluster.workers[0].pid()
 

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-import stage
 import troupe
+import worker_classes
 from troupe import register
 
 
@@ -85,7 +85,7 @@ def served(session):
 
 @pytest.fixture(scope="module")
 def callers(session):
-    with troupe.Cluster("callers", stage.Caller, worker_config=troupe.WorkerConfig(world_size=2)) as cluster:
+    with troupe.Cluster("callers", worker_classes.Caller, worker_config=troupe.WorkerConfig(world_size=2)) as cluster:
         yield cluster
 
 
@@ -185,7 +185,7 @@ def test_an_asyncio_driver_is_called_on_its_loop(session):
     async def main():
         board = Board()
         handle = troupe.serve(board)
-        made = await asyncio.to_thread(troupe.Cluster, "loop_callers", stage.LoopCaller, worker_config=troupe.WorkerConfig(world_size=1))
+        made = await asyncio.to_thread(troupe.Cluster, "loop_callers", worker_classes.LoopCaller, worker_config=troupe.WorkerConfig(world_size=1))
         got = await asyncio.gather(*(made.workers[0].tell.remote("note", n) for n in range(10)))
         assert got == [2 * n for n in range(10)] and board.loops == {asyncio.get_running_loop()}
         await asyncio.to_thread(made.shutdown)
@@ -208,14 +208,14 @@ def test_a_driver_that_is_gone(script, session):
     driver = script(
         """
         import threading
-        import stage, troupe
+        import worker_classes, troupe
 
         class Silent:
             def hold(self):
                 threading.Event().wait()
 
         troupe.serve(Silent())
-        keeper = troupe.actor(stage.Caller, name="keeper", detached=True)
+        keeper = troupe.actor(worker_classes.Caller, name="keeper", detached=True)
         asked = keeper.keep.remote("hold")
         import time
         while not troupe.Cluster.attach(f"driver-{troupe.init().session}").info()[0]["calls"]:
@@ -230,7 +230,7 @@ def test_a_driver_that_is_gone(script, session):
     after = script(
         """
         import troupe
-        keeper = troupe.actor("stage.Caller", name="keeper", get_if_exists=True)
+        keeper = troupe.actor("worker_classes.Caller", name="keeper", get_if_exists=True)
         print(keeper.keep("hold")[0])  # after the one that was held has failed
         keeper.cluster.shutdown()
         """,
@@ -243,7 +243,7 @@ def test_the_end_of_a_driver_that_serves(script):
     done = script(
         """
         import threading, time
-        import stage, troupe
+        import worker_classes, troupe
 
         class Slow:
             def __init__(self):
@@ -255,7 +255,7 @@ def test_the_end_of_a_driver_that_serves(script):
 
         slow = Slow()
         troupe.serve(slow)
-        caller = troupe.actor(stage.Caller)
+        caller = troupe.actor(worker_classes.Caller)
         caller.keep.remote("hold")
         assert slow.began.wait(20)
         print(time.monotonic())

@@ -13,9 +13,9 @@ import time
 import numpy as np
 import pytest
 
-import belt
 import conftest
-import lines
+import pipeline_functions
+import pipeline_workers
 import troupe
 from test_pipeline import all_of, line, until  # noqa: F401
 from troupe import Stage, Stream, _core
@@ -29,7 +29,7 @@ def with_session(session):
 
 
 def test_a_function_is_a_stage(line):  # noqa: F811
-    p = line({"in": Stream(items=10), "out": SINK}, {"double": Stage(lines.double, in_="in", out="out", workers=3)})
+    p = line({"in": Stream(items=10), "out": SINK}, {"double": Stage(pipeline_functions.double, in_="in", out="out", workers=3)})
     for i in range(30):  # more than fit: a put waits
         p.put("in", i, key=f"k{i}")
     p.drain(timeout=20)
@@ -40,7 +40,7 @@ def test_a_function_is_a_stage(line):  # noqa: F811
 
 def test_arrays_that_do_not_lie_in_one_piece(line):  # noqa: F811
     array = np.arange(1 << 20).reshape(1024, 1024).T
-    p = line({"in": Stream(), "out": SINK}, {"double": Stage(lines.double, in_="in", out="out")})
+    p = line({"in": Stream(), "out": SINK}, {"double": Stage(pipeline_functions.double, in_="in", out="out")})
     p.put("in", array)
     p.drain(timeout=20)
     assert (all_of(p, "out")[0].value == 2 * array).all()
@@ -67,7 +67,7 @@ def test_no_more_at_once_than_workers(line):  # noqa: F811
 
 
 def test_items_and_several_outputs(line):  # noqa: F811
-    p = line({"in": {}, "left": SINK, "right": SINK}, {"tag": Stage(lines.tag, in_="in", out=("left", "right"), style="item", stamp=True)})
+    p = line({"in": {}, "left": SINK, "right": SINK}, {"tag": Stage(pipeline_functions.tag, in_="in", out=("left", "right"), style="item", stamp=True)})
     p.set_version(2.5)
     p.put("in", "a", key="k1", id="one")
     p.drain(timeout=20)
@@ -110,7 +110,7 @@ def test_a_function_without_outputs_may_return_something(line):  # noqa: F811
 
 
 def test_failures_end_in_a_dead_letter_with_the_traceback(line):  # noqa: F811
-    p = line({"in": {}, "out": SINK}, {"fail": Stage(lines.fail, in_="in", out="out", failures=2, backoff=0.01)})
+    p = line({"in": {}, "out": SINK}, {"fail": Stage(pipeline_functions.fail, in_="in", out="out", failures=2, backoff=0.01)})
     p.put("in", "bad", id="b1")
     p.put("in", "good")
     until(lambda: p.stats()["dead"] == 1)
@@ -127,12 +127,12 @@ def test_what_a_function_gives_is_never_pickled(line):  # noqa: F811
     assert "never pickled" in p.dead()[0]["failures"][0]["error"]
 
 
-@pytest.mark.parametrize("work", [lines.until_aborted, lines.until_cancelled])
+@pytest.mark.parametrize("work", [pipeline_functions.until_aborted, pipeline_functions.until_cancelled])
 def test_an_aborted_item_hands_back_what_it_has(line, work):  # noqa: F811
     p = line({"in": {}, "out": SINK}, {"gen": Stage(work, in_="in", out="out", style="item")})
-    lines.begun.clear()
+    pipeline_functions.begun.clear()
     p.put("in", "x", id="x1")
-    assert lines.begun.wait(10)
+    assert pipeline_functions.begun.wait(10)
     p.abort("x1")
     assert [item.value for item in p.take("out", timeout=10)] == ["part of x"]
     assert p.stats()["stages"]["gen"]["aborted"] == 1
@@ -166,7 +166,7 @@ def test_async_functions_run_at_once(line):  # noqa: F811
 
 
 def test_a_function_calls_a_cluster(line, session):  # noqa: F811
-    with troupe.Cluster("called", belt.Belt, worker_config=troupe.WorkerConfig(world_size=2)) as cluster:
+    with troupe.Cluster("called", pipeline_workers.ItemWorker, worker_config=troupe.WorkerConfig(world_size=2)) as cluster:
         calls = {
             "ask": Stage(lambda value: cluster.workers[value % 2].double(value), in_="in", out="mid", workers=4),
             "role": Stage(cluster, "double", in_="mid", out="out", in_flight=2),
@@ -254,9 +254,9 @@ def test_a_killed_driver_goes_on_where_it_was_and_effects_happen_once(session, s
 FILE = """
     name: {name}
     roles:
-      doubler: {{function: lines.double, world: 2, command: [{python}, -m, troupe.worker], policy: restart_rank}}
-      failing: {{function: lines.fail, command: [{python}, -m, troupe.worker]}}
-      holder: {{function: lines.{holder}, command: [{python}, -m, troupe.worker]}}
+      doubler: {{function: pipeline_functions.double, world: 2, command: [{python}, -m, troupe.worker], policy: restart_rank}}
+      failing: {{function: pipeline_functions.fail, command: [{python}, -m, troupe.worker]}}
+      holder: {{function: pipeline_functions.{holder}, command: [{python}, -m, troupe.worker]}}
     streams: {{in: {{}}, mid: {{}}, hold: {{}}, out: {{sink: true}}}}
     stages:
       double: {{role: doubler, in: in, out: mid, in_flight: 2}}
@@ -314,7 +314,7 @@ def test_a_file_has_roles_of_functions(run_file, holder, tmp_path):
 def test_killed_workers_of_a_function_give_their_items_back(run_file, tmp_path):
     run = run_file(f"""
         name: killed
-        roles: {{mortal: {{function: lines.die_once, world: 2, policy: restart_rank, command: [{sys.executable}, -m, troupe.worker]}}}}
+        roles: {{mortal: {{function: pipeline_functions.die_once, world: 2, policy: restart_rank, command: [{sys.executable}, -m, troupe.worker]}}}}
         streams: {{in: {{}}, out: {{sink: true}}}}
         stages: {{work: {{role: mortal, in: in, out: out, in_flight: 4}}}}
     """)
@@ -333,16 +333,16 @@ def test_the_declaration_is_checked_as_a_whole():
         troupe.Pipeline.check(
             "bad",
             {"in": Stream(items=0), "lost": {}},
-            {"f": Stage(lines.double, "method", in_="in", out="nowhere"), "g": {"in": "in"}, "h": Stage("role", in_="in", group={"first": 0})},
+            {"f": Stage(pipeline_functions.double, "method", in_="in", out="nowhere"), "g": {"in": "in"}, "h": Stage("role", in_="in", group={"first": 0})},
         )
     text = str(err.value)
     for part in ("a bound of zero", "nowhere", "no stage reads", "is a function, which has no methods", "the stage has no role", "has no method"):
         assert part in text, text
-    troupe.Pipeline.check("good", {"in": {}}, {"f": Stage(lines.double, in_="in")})
+    troupe.Pipeline.check("good", {"in": {}}, {"f": Stage(pipeline_functions.double, in_="in")})
     with pytest.raises(troupe.InvalidError, match="a function"):
-        troupe.Pipeline.check("bad", {"in": {}}, {"f": {"function": lines.double, "role": "r", "in": "in"}})
+        troupe.Pipeline.check("bad", {"in": {}}, {"f": {"function": pipeline_functions.double, "role": "r", "in": "in"}})
 
 
 def test_replicas_are_declared():
     with pytest.raises(troupe.InvalidError, match="replicas"):
-        troupe.Pipeline("many", {"in": {}}, {"f": Stage(lines.double, in_="in")}, replicas=0)
+        troupe.Pipeline("many", {"in": {}}, {"f": Stage(pipeline_functions.double, in_="in")}, replicas=0)

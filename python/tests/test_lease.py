@@ -10,7 +10,7 @@ import troupe
 HELD = {
     "a role": """
         config = troupe.WorkerConfig(world_size=2, num_gpus_per_worker=8)
-        cluster = troupe.Cluster("holder", stage.Stage, worker_config=config)
+        cluster = troupe.Cluster("holder", worker_classes.BasicWorker, worker_config=config)
         print(len(cluster.workers), flush=True)
     """,
     "a reservation": """
@@ -19,7 +19,7 @@ HELD = {
     """,
     "a role on a reservation": """
         manager = troupe.ResourceManager(num_gpus_per_node=8, num_nodes=2)
-        cluster = troupe.Cluster("holder", stage.Stage, manager, troupe.WorkerConfig(device_mapping=list(range(16)), num_gpus_per_worker=8))
+        cluster = troupe.Cluster("holder", worker_classes.BasicWorker, manager, troupe.WorkerConfig(device_mapping=list(range(16)), num_gpus_per_worker=8))
         print(len(cluster.workers), flush=True)
     """,
 }
@@ -31,7 +31,7 @@ def test_a_killed_driver_holds_its_devices_no_longer(script, session, held, leas
     driver = script(
         f"""
         import time
-        import stage, troupe
+        import worker_classes, troupe
         troupe.init(lease={lease})
         {HELD[held].strip()}
         time.sleep(60)

@@ -13,8 +13,8 @@ import nbclient
 import nbformat
 import pytest
 
-import stage
 import troupe
+import worker_classes
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -149,9 +149,9 @@ def test_the_asyncio_repl(tmp_path):
     t = Terminal(sys.executable, "-m", "asyncio")
     try:
         t.expect(">>> ")
-        t.send("import troupe, stage\n")
+        t.send("import troupe, worker_classes\n")
         t.send("troupe.init() and None\n")
-        t.send('c = troupe.Cluster("repl", stage.Stage, worker_config=troupe.WorkerConfig(world_size=3))\n')
+        t.send('c = troupe.Cluster("repl", worker_classes.BasicWorker, worker_config=troupe.WorkerConfig(world_size=3))\n')
         t.send('print("all", c.execute_all_sync("echo", 1))\n')
         t.expect(r"all \[1, 1, 1\]")
         t.send('print("got", troupe.get(c.workers[2].echo.remote(5)), "awaited", await c.workers[2].echo.remote(6), len(c.health()))\n')
@@ -181,7 +181,7 @@ def test_a_blocking_call_in_a_program_with_a_loop_delivers_what_other_tasks_wait
 
 
 def test_a_blocking_call_in_an_async_worker_blocks_its_loop_alone_and_warns_once(session, workers):
-    with troupe.Cluster("looping", stage.Loop, worker_config=troupe.WorkerConfig(world_size=1)) as loops:
+    with troupe.Cluster("looping", worker_classes.AsyncWorker, worker_config=troupe.WorkerConfig(world_size=1)) as loops:
         h = loops.workers[0]
         h.initialize()
         other = h.block_in_thread.remote(workers.workers[0], 0.3)

@@ -10,8 +10,8 @@ import time
 import numpy as np
 import pytest
 
-import belt
 import conftest
+import pipeline_workers
 import troupe
 from troupe import _core
 
@@ -19,8 +19,8 @@ SINK = {"sink": True}
 
 
 @pytest.fixture(scope="module")
-def crew(session):
-    with troupe.Cluster("belt", belt.Belt, worker_config=troupe.WorkerConfig(world_size=2)) as cluster:
+def workers_role(session):
+    with troupe.Cluster("items", pipeline_workers.ItemWorker, worker_config=troupe.WorkerConfig(world_size=2)) as cluster:
         yield cluster
 
 
@@ -54,8 +54,8 @@ def until(condition, seconds=10):
         time.sleep(0.01)
 
 
-def test_items_go_through_a_stage(line, crew):
-    p = line({"in": {"items": 10}, "out": SINK}, {"double": {"role": crew, "method": "double", "in": "in", "out": "out"}})
+def test_items_go_through_a_stage(line, workers_role):
+    p = line({"in": {"items": 10}, "out": SINK}, {"double": {"role": workers_role, "method": "double", "in": "in", "out": "out"}})
     for i in range(30):  # more than fit: a put waits
         p.put("in", i, key=f"k{i}")
     p.drain(timeout=20)
@@ -68,17 +68,17 @@ def test_items_go_through_a_stage(line, crew):
         p.put("in", 1)
 
 
-def test_none_is_no_output(line, crew):
-    p = line({"in": None, "out": SINK}, {"odd": {"role": "belt", "method": "odd", "in": "in", "out": "out"}})
+def test_none_is_no_output(line, workers_role):
+    p = line({"in": None, "out": SINK}, {"odd": {"role": "items", "method": "odd", "in": "in", "out": "out"}})
     p.put_many("in", range(10))
     p.drain(timeout=20)
     assert sorted(item.value for item in all_of(p, "out")) == [1, 3, 5, 7, 9]
 
 
-def test_a_method_gives_items_to_several_streams(line, crew):
+def test_a_method_gives_items_to_several_streams(line, workers_role):
     p = line(
         {"in": {}, "left": SINK, "right": SINK},
-        {"split": {"role": crew, "method": "split", "style": "item", "in": "in", "out": ["left", "right"], "stamp": True}},
+        {"split": {"role": workers_role, "method": "split", "style": "item", "in": "in", "out": ["left", "right"], "stamp": True}},
     )
     p.set_version(1.5)
     p.put("in", "a", key="k1", id="one")
@@ -89,10 +89,10 @@ def test_a_method_gives_items_to_several_streams(line, crew):
     assert right == {"['one']": "k2", "3": "k1"}
 
 
-def test_a_group_is_a_list_of_items(line, crew):
+def test_a_group_is_a_list_of_items(line, workers_role):
     p = line(
         {"in": {}, "out": SINK},
-        {"add": {"role": crew, "method": "add", "style": "item", "in": "in", "out": "out", "group": {"first": 3, "every": 30}}},
+        {"add": {"role": workers_role, "method": "add", "style": "item", "in": "in", "out": "out", "group": {"first": 3, "every": 30}}},
     )
     for group in ("a", "b"):
         p.put_many("in", [troupe.Item(i, group=group, of=3) for i in range(3)])
@@ -100,16 +100,16 @@ def test_a_group_is_a_list_of_items(line, crew):
     assert [item.value for item in all_of(p, "out")] == [3, 3]
 
 
-def test_arrays_travel(line, crew):
-    p = line({"in": {}, "out": SINK}, {"norm": {"role": crew, "method": "norm", "in": "in", "out": "out"}})
-    p.put("in", belt.array())
+def test_arrays_travel(line, workers_role):
+    p = line({"in": {}, "out": SINK}, {"norm": {"role": workers_role, "method": "norm", "in": "in", "out": "out"}})
+    p.put("in", pipeline_workers.array())
     (item,) = p.take("out", timeout=20)
-    assert item.value["dtype"] == "float32" and item.value["sum"] == float(belt.array().sum())
-    assert np.array_equal(item.value["back"], belt.array() + 1)
+    assert item.value["dtype"] == "float32" and item.value["sum"] == float(pipeline_workers.array().sum())
+    assert np.array_equal(item.value["back"], pipeline_workers.array() + 1)
 
 
-def test_nothing_in_an_item_is_pickled(line, crew):
-    p = line({"in": {}, "out": SINK}, {"object": {"role": crew, "method": "object", "in": "in", "out": "out", "failures": 1}})
+def test_nothing_in_an_item_is_pickled(line, workers_role):
+    p = line({"in": {}, "out": SINK}, {"object": {"role": workers_role, "method": "object", "in": "in", "out": "out", "failures": 1}})
     with pytest.raises(troupe.EncodeError, match="never pickled"):
         p.put("in", lambda: 1)
     smuggled = type(p._codec)(pickle=True).encode(lambda: 1)  # by somebody who does not keep to it
@@ -120,10 +120,10 @@ def test_nothing_in_an_item_is_pickled(line, crew):
     assert all("pickle" in reason for reason in reasons), reasons
 
 
-def test_a_failure_ends_in_a_dead_letter_with_its_stack(line, crew):
+def test_a_failure_ends_in_a_dead_letter_with_its_stack(line, workers_role):
     p = line(
         {"in": {}, "out": SINK},
-        {"fail": {"role": crew, "method": "fail", "in": "in", "out": "out", "failures": 2, "backoff": 0.01}},
+        {"fail": {"role": workers_role, "method": "fail", "in": "in", "out": "out", "failures": 2, "backoff": 0.01}},
     )
     p.put("in", "bad", id="b1")
     p.put("in", "good")
@@ -140,7 +140,7 @@ def test_a_failure_ends_in_a_dead_letter_with_its_stack(line, crew):
 
 def test_a_killed_worker_gives_its_items_back_and_effects_happen_once(line, session, tmp_path):
     config = troupe.WorkerConfig(world_size=2, policy="restart_rank", restarts=20)
-    with troupe.Cluster("mortal", belt.Belt, worker_config=config) as mortal:
+    with troupe.Cluster("mortal", pipeline_workers.ItemWorker, worker_config=config) as mortal:
         p = line(
             {"in": {}, "out": SINK},
             {"work": {"role": mortal, "method": "die_once", "style": "item", "in": "in", "out": "out", "in_flight": 4}},
@@ -155,8 +155,8 @@ def test_a_killed_worker_gives_its_items_back_and_effects_happen_once(line, sess
         p.close()
 
 
-def test_priorities_pause_and_resume(line, crew):
-    p = line({"in": {"priorities": 2}, "out": SINK}, {"double": {"role": crew, "method": "double", "workers": 1, "in": "in", "out": "out"}})
+def test_priorities_pause_and_resume(line, workers_role):
+    p = line({"in": {"priorities": 2}, "out": SINK}, {"double": {"role": workers_role, "method": "double", "workers": 1, "in": "in", "out": "out"}})
     p.pause("double")
     p.put("in", 1)
     p.put("in", 2, priority=1)
@@ -169,7 +169,7 @@ def test_priorities_pause_and_resume(line, crew):
 
 
 def test_an_aborted_item_hands_back_what_it_has(line, session):
-    with troupe.Cluster("async", belt.Async, worker_config=troupe.WorkerConfig(world_size=1)) as cluster:
+    with troupe.Cluster("async", pipeline_workers.Async, worker_config=troupe.WorkerConfig(world_size=1)) as cluster:
         p = line(
             {"in": {}, "out": SINK},
             {"gen": {"role": cluster, "method": "generate", "style": "item", "abort": "abort", "in": "in", "out": "out", "in_flight": 2}},
@@ -181,16 +181,16 @@ def test_an_aborted_item_hands_back_what_it_has(line, session):
         p.close()
 
 
-def test_items_that_are_not_dealt_with_go_back(line, crew):
-    p = line({"in": {}, "out": SINK}, {"double": {"role": crew, "method": "double", "in": "in", "out": "out"}})
+def test_items_that_are_not_dealt_with_go_back(line, workers_role):
+    p = line({"in": {}, "out": SINK}, {"double": {"role": workers_role, "method": "double", "in": "in", "out": "out"}})
     p.put("in", 1)
     with pytest.raises(KeyError), p.taking("out", timeout=10) as items:
         raise KeyError(items[0].value)
     assert [item.value for item in p.take("out", timeout=10)] == [2]
 
 
-def test_it_goes_on_where_it_was(line, crew):
-    declared = ({"in": {}, "out": SINK}, {"double": {"role": crew, "method": "double", "in": "in", "out": "out"}})
+def test_it_goes_on_where_it_was(line, workers_role):
+    declared = ({"in": {}, "out": SINK}, {"double": {"role": workers_role, "method": "double", "in": "in", "out": "out"}})
     with line(*declared) as p:
         p.pause("double")
         p.put_many("in", [1, 2])
@@ -200,8 +200,8 @@ def test_it_goes_on_where_it_was(line, crew):
     assert sorted(item.value for item in all_of(p, "out")) == [2, 4]
 
 
-def test_what_was_removed_is_gone(crew):
-    declared = ({"in": {}, "out": SINK}, {"double": {"role": crew, "method": "double", "in": "in", "out": "out"}})
+def test_what_was_removed_is_gone(workers_role):
+    declared = ({"in": {}, "out": SINK}, {"double": {"role": workers_role, "method": "double", "in": "in", "out": "out"}})
     with troupe.Pipeline("gone", *declared) as p:
         p.put("in", 1)
         p.drain(timeout=10)
@@ -215,8 +215,8 @@ def test_what_was_removed_is_gone(crew):
     troupe.Pipeline.remove("gone")
 
 
-def test_another_process_puts_takes_and_gives_verbs(line, crew, script, session):
-    p = line({"in": {}, "out": SINK}, {"double": {"role": crew, "method": "double", "in": "in", "out": "out"}})
+def test_another_process_puts_takes_and_gives_verbs(line, workers_role, script, session):
+    p = line({"in": {}, "out": SINK}, {"double": {"role": workers_role, "method": "double", "in": "in", "out": "out"}})
     out = script(
         f"""
         import troupe
@@ -250,7 +250,7 @@ def test_another_process_puts_takes_and_gives_verbs(line, crew, script, session)
 def test_a_file_has_roles_of_python_classes(session):
     text = f"""
         name: file
-        roles: {{filed: {{python: belt.Plain, command: [{sys.executable}, -m, troupe.worker], config: {{by: 3}}}}}}
+        roles: {{filed: {{python: pipeline_workers.Plain, command: [{sys.executable}, -m, troupe.worker], config: {{by: 3}}}}}}
         streams: {{in: {{}}, out: {{sink: true}}}}
         stages: {{times: {{role: filed, method: times, style: item, in: in, out: out}}}}
     """
@@ -275,9 +275,9 @@ def test_a_file_has_roles_of_python_classes(session):
             run.communicate()
 
 
-def test_every_mistake_is_said(crew):
+def test_every_mistake_is_said(workers_role):
     with pytest.raises(troupe.InvalidError) as err:
-        troupe.Pipeline("bad", {"in": {"itms": 3}, "lost": {}}, {"s": {"role": crew, "method": "double", "in": "in", "out": "nowhere"}, "t": {"in": "in"}})
+        troupe.Pipeline("bad", {"in": {"itms": 3}, "lost": {}}, {"s": {"role": workers_role, "method": "double", "in": "in", "out": "nowhere"}, "t": {"in": "in"}})
     text = str(err.value)
     assert 'unknown field "itms"' in text and "nowhere" in text and "lost" in text and "line" not in text.replace("pipeline", ""), text
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-import lines
+import pipeline_functions
 import troupe
 from troupe import Stage, Stream
 
@@ -13,7 +13,7 @@ STREAMS = {"in": Stream(items=4, bytes="1MiB"), "out": Stream(sink=True, bytes="
 
 
 def stages(**more):
-    return {"double": Stage(lines.double, in_="in", out="out", workers=2, **more)}
+    return {"double": Stage(pipeline_functions.double, in_="in", out="out", workers=2, **more)}
 
 
 @pytest.fixture(autouse=True)

@@ -9,15 +9,15 @@ import time
 
 import pytest
 
-import stage
 import troupe
+import worker_classes
 
 
 def test_fork_leaves_the_parent_sound_and_tells_the_child_what_to_do(script):
     out = script("""
-        import os, sys, threading, troupe, stage
+        import os, sys, threading, troupe, worker_classes
         troupe.init()
-        c = troupe.Cluster("forked", stage.Stage, worker_config=troupe.WorkerConfig(world_size=1))
+        c = troupe.Cluster("forked", worker_classes.BasicWorker, worker_config=troupe.WorkerConfig(world_size=1))
         h = c.workers[0]
         stop = False
         def busy():
@@ -46,9 +46,9 @@ def test_fork_leaves_the_parent_sound_and_tells_the_child_what_to_do(script):
 
 def test_multiprocessing_with_fork(script):
     out = script("""
-        import multiprocessing, troupe, stage
+        import multiprocessing, troupe, worker_classes
         troupe.init()
-        h = troupe.actor(stage.Stage)
+        h = troupe.actor(worker_classes.BasicWorker)
         def work(n):
             return n * n
         with multiprocessing.get_context("fork").Pool(2) as pool:
@@ -87,9 +87,9 @@ def test_a_forked_child_holds_nothing_of_the_parents_connection(script):
 def test_ctrl_c_ends_every_wait_and_the_worker_is_told(script, wait):
     p = script(
         f"""
-        import asyncio, os, sys, threading, time, troupe, stage
+        import asyncio, os, sys, threading, time, troupe, worker_classes
         troupe.init()
-        h = troupe.actor(stage.Stage)
+        h = troupe.actor(worker_classes.BasicWorker)
         async def loop():
             await h.sleep.remote(60)
         def threaded():
@@ -99,7 +99,7 @@ def test_ctrl_c_ends_every_wait_and_the_worker_is_told(script, wait):
             h.sleep(60)
         def served():
             # and while it serves
-            troupe.serve(stage.Given(1))
+            troupe.serve(worker_classes.Given(1))
             h.sleep(60)
         h.echo(1)
         queue = troupe.Queue(1) if "queue" in {wait!r} else None
@@ -137,15 +137,15 @@ def test_ctrl_c_ends_every_wait_and_the_worker_is_told(script, wait):
         "troupe.shutdown(); troupe.shutdown()",
         "sys.exit(0)",
         "keep = h.echo(numpy.zeros(100_000))",
-        "troupe.serve(stage.Given(1))",
-        "troupe.serve(stage.Loop()); f = h.sleep.remote(60)",
+        "troupe.serve(worker_classes.Given(1))",
+        "troupe.serve(worker_classes.AsyncWorker()); f = h.sleep.remote(60)",
     ],
 )
 def test_the_interpreter_ends_without_a_hang_or_a_traceback(script, about):
     out = script(f"""
-        import asyncio, numpy, sys, threading, time, troupe, stage
+        import asyncio, numpy, sys, threading, time, troupe, worker_classes
         troupe.init()
-        h = troupe.actor(stage.Stage)
+        h = troupe.actor(worker_classes.BasicWorker)
         h.echo(1)
         async def aloop():
             try:
@@ -182,9 +182,9 @@ def test_a_private_head_goes_with_its_driver(script):
 def test_a_private_head_goes_with_a_driver_that_is_killed(script):
     p = script(
         """
-        import time, troupe, stage
+        import time, troupe, worker_classes
         s = troupe.init(gpus="none")
-        h = troupe.actor(stage.Stage)
+        h = troupe.actor(worker_classes.BasicWorker)
         print(s.head.process.pid, h.pid(), flush=True)
         time.sleep(60)
         """,
@@ -250,9 +250,9 @@ main()
 
 def test_pickle_false(script):
     out = script("""
-        import troupe, stage
+        import troupe, worker_classes
         troupe.init(pickle=False)
-        h = troupe.actor("stage.Stage")
+        h = troupe.actor("worker_classes.BasicWorker")
         print(h.echo({"a": (1, {2})}))
         for bad in (lambda: h.echo(lambda: 1), lambda: troupe.Cluster("x", type("Local", (), {}), worker_config=troupe.WorkerConfig(world_size=1))):
             try:
@@ -284,13 +284,13 @@ def test_a_working_dir_is_shipped(script, tmp_path):
 def test_another_python_is_an_error_that_names_it(script):
     out = script(
         """
-        import sys, troupe, stage
+        import sys, troupe, worker_classes
         from troupe import _launch
         real = _launch._config
         _launch._config = lambda *a: {**real(*a), "python": "2.7"}
         troupe.init()
         try:
-            troupe.actor(stage.Stage)
+            troupe.actor(worker_classes.BasicWorker)
         except troupe.Error as err:
             print("2.7" in str(err), f"{sys.version_info.major}.{sys.version_info.minor}" in str(err))
         """
@@ -324,9 +324,9 @@ def test_a_bug_in_a_goroutine_of_the_core_is_an_exception_and_the_interpreter_li
     done = script(
         """
         import sys, time
-        import stage, troupe
+        import worker_classes, troupe
 
-        a = troupe.actor(stage.Stage)
+        a = troupe.actor(worker_classes.BasicWorker)
         waiting = a.sleep.remote(60)
         try:
             troupe.init().core.ask("panic", name="goroutine").get(20)
@@ -336,7 +336,7 @@ def test_a_bug_in_a_goroutine_of_the_core_is_an_exception_and_the_interpreter_li
             waiting.result(5)
         except troupe.InternalError as err:
             print("under way:", "on purpose" in str(err))
-        for again in (lambda: a.echo(1), lambda: troupe.Cluster.attach("x"), lambda: troupe.actor(stage.Stage)):
+        for again in (lambda: a.echo(1), lambda: troupe.Cluster.attach("x"), lambda: troupe.actor(worker_classes.BasicWorker)):
             try:
                 again()
             except troupe.InternalError as err:
@@ -351,7 +351,7 @@ def test_a_bug_in_a_goroutine_of_the_core_is_an_exception_and_the_interpreter_li
 
 
 def test_a_bug_in_a_goroutine_ends_a_worker(session):
-    with troupe.Cluster("broken", stage.Stage, worker_config=troupe.WorkerConfig(world_size=1)) as c:
+    with troupe.Cluster("broken", worker_classes.BasicWorker, worker_config=troupe.WorkerConfig(world_size=1)) as c:
         with pytest.raises(troupe.Error):
             c.workers[0].break_core()
         with pytest.raises(troupe.WorkerLostError) as e:
@@ -375,19 +375,19 @@ def test_a_driver_whose_folder_is_gone(script):
     done = script(
         """
         import os, sys, tempfile
-        import stage, troupe
+        import worker_classes, troupe
         with troupe.init():
             folder = tempfile.mkdtemp()
             os.chdir(folder)
             os.rmdir(folder)
             try:
-                troupe.actor(stage.Stage)
+                troupe.actor(worker_classes.BasicWorker)
             except troupe.InvalidError as err:
                 print("removed" in str(err))
             real, sys.executable = sys.executable, "/nowhere/python"
             os.chdir("/")
             try:
-                troupe.actor(stage.Stage)
+                troupe.actor(worker_classes.BasicWorker)
             except troupe.NotFoundError as err:
                 print("program /nowhere/python not found" in str(err))
         """
@@ -427,10 +427,10 @@ def test_a_server_that_hangs_holds_up_no_other_thread(tmp_path):
     """What is said to a server that takes nothing waits, or is refused; other Python threads go on."""
     text = """
         import os, signal, threading, time
-        import stage, troupe
+        import worker_classes, troupe
 
         session = troupe.init(gpus="none")
-        h = troupe.actor(stage.Stage)
+        h = troupe.actor(worker_classes.BasicWorker)
         h.echo(1)
         gaps, over = [0.0], False
 

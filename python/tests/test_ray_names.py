@@ -10,8 +10,8 @@ import textwrap
 
 import pytest
 
-import stage
 import troupe
+import worker_classes
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -78,7 +78,7 @@ def test_nodes_and_resources(session):
     assert len(nodes) == 2 and all(n["alive"] and len(n["devices"]) == 8 for n in nodes)
     total, free = troupe.cluster_resources(), troupe.available_resources()
     assert total["GPU"] == 16 and total["CPU"] >= 1 and total["memory"] > 1 << 20
-    with troupe.Cluster("takes", stage.Stage, config=troupe.WorkerConfig(world_size=3, num_gpus_per_worker=1)):
+    with troupe.Cluster("takes", worker_classes.BasicWorker, config=troupe.WorkerConfig(world_size=3, num_gpus_per_worker=1)):
         assert troupe.available_resources()["GPU"] == free["GPU"] - 3
     assert troupe.available_resources()["GPU"] == free["GPU"] and troupe.cluster_resources() == total
 

@@ -8,14 +8,14 @@ import time
 import numpy as np
 import pytest
 
-import belt
+import pipeline_workers
 import troupe
 from test_pipeline import until
 
 
 @pytest.fixture(scope="module")
 def desk(session):
-    with troupe.Cluster("desk", belt.Desk, worker_config=troupe.WorkerConfig(world_size=2)) as cluster:
+    with troupe.Cluster("desk", pipeline_workers.RequestWorker, worker_config=troupe.WorkerConfig(world_size=2)) as cluster:
         yield cluster
 
 
@@ -79,7 +79,7 @@ def test_suspend_busy_and_timeouts(desk):
 
 
 def test_abort_returns_what_there_is(session):
-    with troupe.Cluster("patient", belt.Async, worker_config=troupe.WorkerConfig(world_size=1)) as cluster:
+    with troupe.Cluster("patient", pipeline_workers.Async, worker_config=troupe.WorkerConfig(world_size=1)) as cluster:
         with troupe.Router(cluster, method="hold", abort="abort", credits=2) as router:
             first, second = (router.call(id, id=id, blocking=False) for id in ("r1", "r2"))
             busy(router, 2)
@@ -122,7 +122,7 @@ def test_ranks_join_and_leave_while_it_runs(desk, session):
 
 
 def test_a_role_grows_and_shrinks_under_a_router(session):
-    with troupe.Cluster("elastic", belt.Desk, worker_config=troupe.WorkerConfig(world_size=1)) as cluster, troupe.Router(cluster, method="who") as router:
+    with troupe.Cluster("elastic", pipeline_workers.RequestWorker, worker_config=troupe.WorkerConfig(world_size=1)) as cluster, troupe.Router(cluster, method="who") as router:
         router.scale(cluster, 3, timeout=30)
         assert router.stats()["ranks"] == 3
         futures = [router.call(i, delay=0.05, blocking=False) for i in range(6)]
@@ -137,7 +137,7 @@ def test_a_role_grows_and_shrinks_under_a_router(session):
 def test_a_killed_rank_comes_back(session):
     """Requests that may be sent again are answered by others; a rank that its role restarts is the router's again."""
     config = troupe.WorkerConfig(world_size=2, policy="restart_rank", restarts=10)
-    with troupe.Cluster("killed", belt.Desk, worker_config=config) as cluster, troupe.Router(cluster, method="who", credits=2) as router:
+    with troupe.Cluster("killed", pipeline_workers.RequestWorker, worker_config=config) as cluster, troupe.Router(cluster, method="who", credits=2) as router:
         pid = cluster.workers[1].pid()
         futures = [router.call(i, delay=0.3, again=True, blocking=False) for i in range(4)]
         lost = cluster.workers[1].who.remote(0, delay=30)  # until it dies

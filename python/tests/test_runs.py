@@ -87,10 +87,10 @@ def test_two_runs_of_one_script_do_not_collide_and_commands_find_them(shared, co
 
 
 def test_a_taken_name_says_who_has_it_and_how_it_is_removed(session):
-    import stage
+    import worker_classes
 
-    with troupe.Cluster("taken", stage.Stage, worker_config=troupe.WorkerConfig(world_size=1)), pytest.raises(troupe.ExistsError) as taken:
-        troupe.actor(stage.Stage, name="taken")
+    with troupe.Cluster("taken", worker_classes.BasicWorker, worker_config=troupe.WorkerConfig(world_size=1)), pytest.raises(troupe.ExistsError) as taken:
+        troupe.actor(worker_classes.BasicWorker, name="taken")
     text = str(taken.value)
     assert f"[{os.getpid()}]" in text
     assert " since 2" in text
@@ -98,8 +98,8 @@ def test_a_taken_name_says_who_has_it_and_how_it_is_removed(session):
 
 
 def test_a_role_of_another_namespace_is_named(session, script):
-    import stage
+    import worker_classes
 
-    with troupe.Cluster("elsewhere", stage.Stage, worker_config=troupe.WorkerConfig(world_size=1)):
+    with troupe.Cluster("elsewhere", worker_classes.BasicWorker, worker_config=troupe.WorkerConfig(world_size=1)):
         p = script("import troupe\ntry:\n    troupe.Cluster.attach('elsewhere')\nexcept troupe.NotFoundError as err:\n    print(err)")
     assert f"in namespace {session.namespace}" in p.stdout

@@ -9,8 +9,8 @@ import subprocess
 import pytest
 
 import conftest
-import stage
 import troupe
+import worker_classes
 
 FOLDER = os.environ.get("TROUPE_VECTORS") or os.path.join(conftest.ROOT, "dispatch", "testdata", "vectors")
 with open(os.path.join(FOLDER, "dispatch.json")) as f:
@@ -24,7 +24,7 @@ def make(session, mesh, world):
     key = (mesh["tp"], mesh["pp"], mesh["cp"], world)
     if key not in _clusters:
         config = troupe.WorkerConfig(world_size=world, tensor_parallel_size=mesh["tp"], pipeline_parallel_size=mesh["pp"], context_parallel_size=mesh["cp"])
-        _clusters[key] = troupe.Cluster(f"vectors-{len(_clusters)}", stage.Vector, worker_config=config, worker_args=("", {}))
+        _clusters[key] = troupe.Cluster(f"vectors-{len(_clusters)}", worker_classes.Vector, worker_config=config, worker_args=("", {}))
     return _clusters[key]
 
 

@@ -17,13 +17,13 @@ def test_without_numpy_and_torch(script, tmp_path):
     done = script(
         """
         import datetime, os, sys
-        import stage, troupe
+        import worker_classes, troupe
         try:
             import numpy
         except ImportError:
             print("absent")
         with troupe.init(namespace="bare"):
-            c = troupe.Cluster("bare", "stage.Stage", worker_config=troupe.WorkerConfig(world_size=2))
+            c = troupe.Cluster("bare", "worker_classes.BasicWorker", worker_config=troupe.WorkerConfig(world_size=2))
             value = {1: (2, {3}), "t": datetime.date(2020, 1, 1), "e": [None, 1.5, b"x"]}
             assert c.workers[0].echo(value) == value and c.rows([1, 2, 3], factor=2) == [2, 4, 6]
             assert c.workers[0].type_name(lambda: 1) == "function"

@@ -107,13 +107,13 @@ class Pipeline(Held):
         declared = _Declared(name, streams, stages, replicas)
         clusters = [c._open()._id for c in declared.clusters().values()]
         self._name(session, name)
-        crew = 0
+        token = 0
         if declared.functions:
             from . import _stage_functions
 
             functions = {stage: _stage_functions.Function(work, stages[stage]) for stage, work in declared.functions.items()}
-            crew = _stage_functions.FunctionRunner(session.core, self._codec, functions).token
-        request = {"text": declared.text(), "clusters": clusters, "crew": crew, "grace": float(grace), "take_over": take_over}
+            token = _stage_functions.FunctionRunner(session.core, self._codec, functions).token
+        request = {"text": declared.text(), "clusters": clusters, "functions": token, "grace": float(grace), "take_over": take_over}
         self._open(session, Asked(session.core, "pipeline_open", runtime=session.id, name=_session._who(), pipeline=request))
 
     def _name(self, session: Session, name: str) -> None:

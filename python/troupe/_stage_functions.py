@@ -13,7 +13,7 @@ from typing import Any
 from . import _call, _codec, _core, _errors, _item, _serve, _stage
 from ._future import Waitable
 
-_HEAD = struct.Struct("<QII")  # see cmd/libtroupe/crew.go
+_HEAD = struct.Struct("<QII")  # see cmd/libtroupe/stage_funcs.go
 _GROUPED, _END = 1, 2
 _ALIGN = 64
 

@@ -10,7 +10,7 @@ import numpy as np
 import troupe
 
 
-class Belt(troupe.Worker):
+class ItemWorker(troupe.Worker):
     def double(self, value):
         return value * 2
 
@@ -87,7 +87,7 @@ def array():
     return np.arange(50_000, dtype=np.float32)
 
 
-class Desk(troupe.Worker):
+class RequestWorker(troupe.Worker):
     """Answers requests."""
 
     def who(self, value, delay=0.0):

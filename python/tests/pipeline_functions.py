@@ -5,7 +5,7 @@ import os
 import threading
 import time
 
-import belt
+import pipeline_workers
 import troupe
 
 
@@ -51,4 +51,4 @@ async def until_cancelled(item):
 
 
 def die_once(value):
-    return belt.Belt.die_once(None, troupe.Item(value))
+    return pipeline_workers.ItemWorker.die_once(None, troupe.Item(value))

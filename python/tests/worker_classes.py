@@ -12,7 +12,7 @@ import troupe
 from troupe import Dispatch, register
 
 
-class Stage(troupe.Worker):
+class BasicWorker(troupe.Worker):
     """A worker that does what tests need."""
 
     def __init__(self, worker_config=None):
@@ -152,7 +152,7 @@ class Stage(troupe.Worker):
         return self.count
 
 
-class Loop:
+class AsyncWorker:
     """An async class."""
 
     def __init__(self):
