@@ -442,21 +442,21 @@ class Control:
         if actor.state in (ALIVE, PENDING, RESTARTING):
             self._end_actor(actor, _OUT_OF_SCOPE)
 
-    async def kill_actor(self, actor_id: str, no_restart: bool = True) -> bool:
-        """Ends an actor at once, or with no_restart=False its process: the actor is restarted where restarts are left."""
+    async def kill_actor(self, actor_id: str, no_restart: bool = True) -> Any:
+        """Ends an actor at once, or with no_restart=False its process: the actor is restarted where restarts are left. The frame of the
+        exception for callers of an actor that is dead now."""
         actor = self._actors.get(actor_id)
         if actor is None:
-            return False
+            return None
         if actor.state == DEAD:
             self._free_name(actor)
-            return False
+            return actor.cause
         actor.kill_reason = "The actor is dead because it was killed by `ray.kill`."
-        if not no_restart:
-            if actor.cluster is not None:
-                self._process_lost(actor, actor.role, actor.kill_reason)
-            return True
-        self._end_actor(actor, actor.kill_reason)
-        return True
+        if no_restart:
+            self._end_actor(actor, actor.kill_reason)
+        elif actor.cluster is not None:
+            self._process_lost(actor, actor.role, actor.kill_reason)
+        return actor.cause if actor.state == DEAD else None
 
     def _forget_dead(self) -> None:
         if len(self._actors) > _DEAD_KEPT:

@@ -357,7 +357,8 @@ class Service:
     def function_title(self, function: str) -> str:
         """The function of a task, or the method of an actor, with its module."""
         if self.kind == "task":
-            return function
+            outside, local, name = function.rpartition("<locals>.")
+            return f"{outside.partition('.<locals>')[0].rstrip('.').rpartition('.')[0]}.{name}" if local else function
         cls = type(self.instance)
         return f"{cls.__module__}.{cls.__qualname__ if self.kind == 'async' else cls.__name__}.{function}"
 

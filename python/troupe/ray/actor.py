@@ -866,7 +866,9 @@ def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
     _state.require()
     if not isinstance(actor, ActorHandle):
         raise ValueError(f"ray.kill() only supported for actors. For tasks, try ray.cancel(). Got: {type(actor)}.")
-    _state.control_call("kill_actor", actor._info.actor_id, no_restart)
+    cause = _state.control_call("kill_actor", actor._info.actor_id, no_restart)
+    if cause:
+        client_of(actor._info.actor_id)._died(cause, None)  # a call after this one fails, also if the process takes a moment to end
 
 
 def exit_actor() -> None:
