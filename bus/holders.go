@@ -205,7 +205,7 @@ func (r *References) active() bool {
 	return len(r.requests)+len(r.owners)+len(r.kept)+len(r.elsewhere)+len(r.unheld)+len(r.peers) > 0
 }
 
-// sweep frees values that are not held any more, repeats requests, and sends reports. Only the endpoint's sweep calls it.
+// sweep frees values that are not held any more, repeats requests, sends reports, and probes holders that were absent. Only the endpoint's sweep calls it.
 // anew: messages may have been lost just now.
 func (r *References) sweep(now time.Time, connected, anew bool) {
 	r.repeatRequests(now, connected)
@@ -219,6 +219,11 @@ func (r *References) sweep(now time.Time, connected, anew bool) {
 	if connected && (anew || now.Sub(r.reported) >= reportEvery) {
 		r.reported = now
 		r.reportLocked(now)
+	}
+	for session, p := range r.peers {
+		if silent := now.Sub(p.absentLast); connected && len(p.holds) > 0 && silent >= probeAgain && silent < 2*reportEvery {
+			r.ep.ProbeInbox(session)
+		}
 	}
 	r.mu.Unlock()
 	for _, do := range free {

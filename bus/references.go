@@ -27,6 +27,7 @@ import (
 const (
 	reportEvery = 2 * time.Second        // time between two reports of what a process holds and keeps
 	absentAfter = 5 * time.Second        // time without a subscriber after which a process is gone
+	probeAgain  = 500 * time.Millisecond // time between two probes of a holder that was absent
 	freeGrace   = 300 * time.Millisecond // time from the end of the last holder to the end of a value: messages of two servers may overtake each other
 	askerTTL    = 15 * time.Second       // a process that waits for a pending value repeats its request more often than this
 	maxAskers   = 1 << 16                // processes that wait for one value

@@ -144,7 +144,32 @@ func collectFacts(ctx context.Context, b *bus.Bus, listen time.Duration) (doctor
 	for _, r := range records {
 		facts.Roles = append(facts.Roles, doctor.Role{RoleRecord: r, Ranks: heard[r.Address()]})
 	}
-	return facts, nil
+	lateFacts(ctx, b, facts.Roles)
+	return facts, ctx.Err()
+}
+
+const maxHanging = 8 // roles whose flight recorders are asked for
+
+// lateFacts asks the flight recorders of roles that hang which rank the others wait for.
+func lateFacts(ctx context.Context, b *bus.Bus, all []doctor.Role) {
+	var group sync.WaitGroup
+	asked := 0
+	for i := range all {
+		r := &all[i]
+		if asked == maxHanging || !doctor.Hangs(r.Ranks) {
+			continue
+		}
+		asked++
+		group.Go(func() {
+			ctx, cancel := context.WithTimeout(ctx, factWait)
+			defer cancel()
+			t, err := roles.Timeline(ctx, b, roles.TimelineQuery{Namespace: r.Namespace, Roles: []string{r.Name}, Last: time.Minute})
+			if err == nil { // otherwise the heartbeats say what there is to say
+				r.Late = t.Late()
+			}
+		})
+	}
+	group.Wait()
 }
 
 func headFacts(ctx context.Context, b *bus.Bus) *doctor.Head {

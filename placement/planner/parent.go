@@ -28,11 +28,11 @@ func (pl *Planner) parentOf(r *Request) (*allocation, error) {
 			return parent, nil
 		}
 	}
-	which := "no bundle"
+	short := fmt.Sprintf("no bundle of reservation %q has %s", text.Clip(r.Parent), r.Bundles[0].describe())
 	if r.ParentBundle >= 0 {
-		which = fmt.Sprintf("not bundle %d", r.ParentBundle)
+		short = fmt.Sprintf("bundle %d of reservation %q does not have %s", r.ParentBundle, text.Clip(r.Parent), r.Bundles[0].describe())
 	}
-	return nil, &RequestError{ErrBundleTooLarge, fmt.Sprintf("%s of reservation %q has %s", which, text.Clip(r.Parent), r.Bundles[0].describe()), "ask for less, or reserve larger bundles"}
+	return nil, &RequestError{ErrBundleTooLarge, short, "ask for less, or reserve larger bundles"}
 }
 
 // parentWaitText returns what a request inside a reservation waits for.

@@ -618,7 +618,12 @@ class Cluster(_codec.Walked):
 
     def _short(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], plan: _split.Plan, one: bool, blocking: bool) -> Any:
         """A call with the settings that most have: what does not change between two of them is made once."""
-        if kwargs or any(isinstance(value, Waitable) for value in args):
+        eventual = bool(kwargs)
+        for value in args:
+            if isinstance(value, Waitable):
+                eventual = True
+                break
+        if eventual:
             args, kwargs, refs = _by_reference(args, kwargs)
             if refs:
                 body = self._codec.encode([list(args), kwargs or None])

@@ -121,11 +121,15 @@ func TestTimelineInTheBrowser(t *testing.T) {
 	require.NoError(t, chromedp.Run(ctx, chromedp.Evaluate(`document.documentElement.scrollWidth > 391`, &wide)))
 	require.False(t, wide, "the page scrolls sideways on a phone")
 	shoot(t, ctx, "timeline-phone")
+	require.NoError(t, chromedp.Run(ctx, emulation.ClearDeviceMetricsOverride(), chromedp.Navigate(c.url+"/#/role/run/train"), chromedp.WaitVisible("canvas.grid")))
+	require.Eventually(t, func() bool { return strings.Contains(text(t, ctx), "train[5] has not begun span allreduce") }, 20*time.Second, 50*time.Millisecond,
+		"the view of the role says it too, although all ranks run the same method")
+	shoot(t, ctx, "role-absent")
 	close(release)
 	require.NoError(t, <-doneCh)
 
 	// Workers that are goroutines of a driver have no stacks of their own; the page says so, as `troupe stacks` does.
-	require.NoError(t, chromedp.Run(ctx, emulation.ClearDeviceMetricsOverride(), chromedp.Navigate(c.url+"/#/role/run/train/5"), chromedp.WaitVisible(`button[aria-label="Stacks of rank 5"]`),
+	require.NoError(t, chromedp.Run(ctx, chromedp.Navigate(c.url+"/#/role/run/train/5"), chromedp.WaitVisible(`button[aria-label="Stacks of rank 5"]`),
 		chromedp.Click(`button[aria-label="Stacks of rank 5"]`)))
 	require.Eventually(t, func() bool { return strings.Contains(text(t, ctx), "are goroutines of their driver") }, 10*time.Second, 50*time.Millisecond)
 }

@@ -3,6 +3,7 @@ package doctor
 import (
 	"time"
 
+	"troupe/actors/timeline"
 	"troupe/bus"
 	"troupe/cmd/troupe/dashboard"
 	"troupe/nodes"
@@ -48,6 +49,7 @@ type Node struct {
 type Role struct {
 	roles.RoleRecord
 	Ranks []dashboard.Rank
+	Late  []timeline.Late // of a role that Hangs: the ranks that held others up, as the flight recorders have it
 }
 
 // Pipeline is a pipeline and, if it runs, its state.

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"troupe/actors/timeline"
 	"troupe/cmd/troupe/dashboard"
 )
 
@@ -39,10 +40,41 @@ func (f *findings) ranks(facts Facts, r Role, subject, describe string) {
 				fmt.Sprintf("troupe logs %s/%d -n %s --tail 20", r.Name, rank, r.Namespace), evidence)
 		}
 	}
-	for _, l := range Lagging(r.Ranks) {
+	lagging := Lagging(r.Ranks)
+	for _, l := range lagging {
 		f.add(Failure, "rank_lags", fmt.Sprintf("%s, rank %d", subject, l.Rank.Rank), "the other ranks wait for it: "+l.Why, fmt.Sprintf("troupe logs %s/%d -n %s --tail 20", r.Name, l.Rank.Rank, r.Namespace), l.Evidence...)
 	}
+	if len(lagging) == 0 {
+		f.absent(r, subject)
+	}
 	f.longQueues(r, subject, describe)
+}
+
+// absent finds the ranks that have not begun a span in which most ranks have been for some time, while all run the same method.
+func (f *findings) absent(r Role, subject string) {
+	for _, l := range r.Late {
+		if l.How != timeline.HowAbsent || l.LateS < hangAfter.Seconds() {
+			continue
+		}
+		evidence := []string{fmt.Sprintf("%d ranks have been in %s %s for %s", l.Ranks, l.Kind, l.Name, seconds(l.LateS))}
+		if l.Before != "" {
+			evidence = append(evidence, "meanwhile it is in "+l.Before)
+		}
+		f.add(Failure, "rank_lags", fmt.Sprintf("%s, rank %d", subject, l.Rank), fmt.Sprintf("the other ranks wait for it: it has not begun %s %s", l.Kind, l.Name),
+			fmt.Sprintf("troupe stacks %s/%d -n %s", r.Name, l.Rank, r.Namespace), evidence...)
+	}
+}
+
+// Hangs reports whether most ranks have been running one method for so long that the reason is worth a look at their flight recorders.
+func Hangs(all []dashboard.Rank) bool {
+	var busy []dashboard.Rank
+	for _, r := range all {
+		if r.State == "ready" && r.Method != "" && r.Busy >= hangAfter.Seconds() {
+			busy = append(busy, r)
+		}
+	}
+	_, n := mostCommon(busy, func(r dashboard.Rank) string { return r.Method })
+	return len(all) >= 3 && 2*n > len(all)
 }
 
 // longQueues finds ranks whose calls wait behind one that runs for long.

@@ -1,8 +1,17 @@
 """Sessions of the module under test (raytest.py)."""
 
+import atexit
+import os
+import shutil
+import tempfile
+
 import pytest
 
 from ray_api.raytest import REAL, ray
+
+if "RAY_TMPDIR" not in os.environ:  # sessions of other processes of this machine are not found
+    os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(prefix="ray-test-")
+    atexit.register(shutil.rmtree, os.environ["RAY_TMPDIR"], True)
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,15 @@
 """Several nodes: strategies of groups, affinity, nodes that come and go."""
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 
-from ray_api.raytest import module, ray
+from ray_api.raytest import REAL, module, ray
 
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 strategies = module("util.scheduling_strategies")
 
 
@@ -45,3 +51,78 @@ def test_strategies_over_nodes(nodes):
     with pytest.raises(ray.exceptions.TaskUnschedulableError):
         ray.get(where.options(scheduling_strategy=affinity(gone, soft=False)).remote(), timeout=20)
     assert ray.get(where.options(scheduling_strategy=affinity(gone, soft=True)).remote(), timeout=20) != gone
+
+
+_FIRST = """
+import troupe.ray as ray
+ray.init("auto", namespace="first")
+
+@ray.remote(num_cpus=0)
+class Counter:
+    def __init__(self):
+        self.count = 0
+    def add(self):
+        self.count += 1
+        return self.count
+
+kept = Counter.options(name="kept", lifetime="detached").remote()
+own = Counter.options(name="own").remote()
+assert ray.get([kept.add.remote(), own.add.remote()]) == [1, 1]
+"""
+
+
+_SECOND = """
+import os, signal, sys
+import troupe.ray as ray
+ray.init("auto", namespace="second")
+kept = ray.get_actor("kept", namespace="first")
+print(ray.get(kept.add.remote()))
+print([(n["namespace"], n["name"]) for n in ray.util.list_named_actors(all_namespaces=True)])
+try:
+    ray.get_actor("kept")
+except ValueError:
+    print("not in this namespace")
+os.kill(int(sys.argv[1]), signal.SIGKILL)
+print(ray.get(kept.add.remote(), timeout=30))
+
+@ray.remote(num_cpus=0)
+class Later:
+    def one(self):
+        return 1
+
+later = Later.options(name="later").remote()
+print(ray.get(later.one.remote(), timeout=30))
+print(ray.get(ray.get_actor("kept", "first").add.remote(), timeout=30))
+ray.kill(kept)
+"""
+
+
+@pytest.mark.skipif(REAL, reason="kills the program of Troupe's head")
+def test_detached_actor_outlives_its_driver_and_a_head(tmp_path):
+    """A second driver finds the detached actor of the first by its name and namespace; calls, creation and names continue after the head was
+    killed while the driver ran."""
+    env = {**os.environ, "RAY_TMPDIR": str(tmp_path), "PYTHONPATH": ROOT}
+
+    def run(*command):
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    run(sys.executable, "-m", "troupe.ray.scripts", "start", "--head", "--port=0", "--num-cpus=2")
+    try:
+        run(sys.executable, "-c", _FIRST)
+        with open(next(tmp_path.glob("troupe-ray-*/head-*.json"))) as f:
+            service = json.load(f)["pid"]
+        head = children(service)[0]
+        said = run(sys.executable, "-c", _SECOND, str(head))
+        assert said.splitlines() == ["2", "[('first', 'kept')]", "not in this namespace", "3", "1", "4"]
+        assert children(service) not in ([], [head])
+    finally:
+        run(sys.executable, "-m", "troupe.ray.scripts", "stop", "--force")
+
+
+def children(pid):
+    """The child processes of a process that run."""
+    with open(f"/proc/{pid}/task/{pid}/children") as f:
+        found = [int(p) for p in f.read().split()]
+    return [p for p in found if os.path.exists(f"/proc/{p}/cmdline") and open(f"/proc/{p}/stat").read().rpartition(")")[2].split()[0] != "Z"]

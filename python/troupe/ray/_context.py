@@ -10,7 +10,7 @@ from typing import Any
 class Task:
     """A task, or a call of an actor's method."""
 
-    __slots__ = ("assigned", "cancelled", "children", "devices", "function", "id", "lease", "name", "placement")
+    __slots__ = ("_children", "assigned", "cancelled", "devices", "function", "id", "lease", "name", "placement")
 
     def __init__(self, id: str, name: str, lease: str = "", devices: dict[str, list[str]] | None = None) -> None:
         self.id, self.name, self.lease = id, name, lease
@@ -19,7 +19,14 @@ class Task:
         self.assigned: dict[str, float] = {}
         self.placement: Any = None
         self.cancelled = False
-        self.children: weakref.WeakSet[Any] = weakref.WeakSet()  # entries of the calls that it made
+        self._children: weakref.WeakSet[Any] | None = None
+
+    @property
+    def children(self) -> weakref.WeakSet[Any]:
+        """Entries of the calls that it made."""
+        if self._children is None:
+            self._children = weakref.WeakSet()
+        return self._children
 
 
 current: ContextVar[Task | None] = ContextVar("troupe_ray_task", default=None)

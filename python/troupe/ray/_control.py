@@ -444,7 +444,7 @@ class Control:
 
     async def kill_actor(self, actor_id: str, no_restart: bool = True) -> Any:
         """Ends an actor at once, or with no_restart=False its process: the actor is restarted where restarts are left. The frame of the
-        exception for callers of an actor that is dead now."""
+        exception for its callers, if it is dead."""
         actor = self._actors.get(actor_id)
         if actor is None:
             return None
@@ -452,11 +452,12 @@ class Control:
             self._free_name(actor)
             return actor.cause
         actor.kill_reason = "The actor is dead because it was killed by `ray.kill`."
-        if no_restart:
-            self._end_actor(actor, actor.kill_reason)
-        elif actor.cluster is not None:
-            self._process_lost(actor, actor.role, actor.kill_reason)
-        return actor.cause if actor.state == DEAD else None
+        if not no_restart:
+            if actor.cluster is not None:
+                self._process_lost(actor, actor.role, actor.kill_reason)
+            return None
+        self._end_actor(actor, actor.kill_reason)
+        return actor.cause
 
     def _forget_dead(self) -> None:
         if len(self._actors) > _DEAD_KEPT:

@@ -1,20 +1,27 @@
-"""The process of a shared session: `troupe up`, and the control service on it. `python -m troupe.ray._head SPEC`, SPEC in JSON."""
+"""The process of a shared session: `troupe up`, and the control service on it. `python -m troupe.ray._head SPEC`, SPEC in JSON.
+
+A head that dies is started again on its store and address: the agents, the workers and this process continue, and calls with them.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from typing import Any
 
 import troupe
 
 from .. import _core
 from . import _heads
+
+_OFTEN, _OFTEN_WITHIN = 5, 60.0  # starts of a head within so many seconds after which it is not started again
 
 
 def main() -> int:
@@ -23,16 +30,41 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: ended.set())
     run = tempfile.mkdtemp(prefix="troupe-ray-head-")
-    head = _start_head(spec, run)
+    head = Head(spec, run)
     try:
-        assert head.stdout is not None
-        line = head.stdout.readline()
-        if not line.strip():
-            return 1
-        said = json.loads(line)
-        return _serve(spec, said, ended, head)
+        said = head.start()
+        return _serve(spec, said, ended, head) if said else 1
     finally:
-        _end(head, run)
+        head.end()
+
+
+class Head:
+    """The process of `troupe up`."""
+
+    def __init__(self, spec: dict[str, Any], run: str) -> None:
+        self._spec, self._run = spec, run
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started: list[float] = []  # when it was started, of late
+
+    def start(self) -> dict[str, Any]:
+        """Starts it and waits until it is ready; what it says of itself, empty if it does not start."""
+        self._started = [*(t for t in self._started if t > time.monotonic() - _OFTEN_WITHIN), time.monotonic()]
+        self._process = _start_head(self._spec, self._run)
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        return dict(json.loads(line)) if line.strip() else {}
+
+    def keep_up(self) -> bool:
+        """Starts it again if it has died; False: it dies too often, or does not start."""
+        assert self._process is not None
+        if self._process.poll() is None:
+            return True
+        return len(self._started) < _OFTEN and bool(self.start())
+
+    def end(self) -> None:
+        if self._process is not None:
+            _heads.end_process(self._process)
+        shutil.rmtree(self._run, ignore_errors=True)
 
 
 def _start_head(spec: dict[str, Any], run: str) -> subprocess.Popen[bytes]:
@@ -49,7 +81,7 @@ def _start_head(spec: dict[str, Any], run: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, start_new_session=True)
 
 
-def _serve(spec: dict[str, Any], said: dict[str, Any], ended: threading.Event, head: subprocess.Popen[bytes]) -> int:
+def _serve(spec: dict[str, Any], said: dict[str, Any], ended: threading.Event, head: Head) -> int:
     from ._control import Control
     from ._session import _NAMESPACE
 
@@ -65,7 +97,7 @@ def _serve(spec: dict[str, Any], said: dict[str, Any], ended: threading.Event, h
         if not spec["stay"]:
             threading.Thread(target=_until_closed, args=(ended,), daemon=True).start()
         while not ended.wait(0.5):
-            if head.poll() is not None:
+            if not head.keep_up():
                 return 1
         return 0
     finally:
@@ -81,13 +113,6 @@ def _until_closed(ended: threading.Event) -> None:
     except OSError:
         pass
     ended.set()
-
-
-def _end(head: subprocess.Popen[bytes], run: str) -> None:
-    import shutil
-
-    _heads.end_process(head)
-    shutil.rmtree(run, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import traceback
 import types
 from typing import Any
 
+from .. import _codec
 from .. import worker as _worker
 from .._call import IncomingCall
 from .._core import CANCEL
@@ -92,6 +93,8 @@ def _filled(value: Any, entries: list[_objects.Entry]) -> Any:
     if type(value) is not Slot:
         return value
     entry = entries[value.index]
+    if entry.body is None:
+        entry.load()
     if entry.kind == _objects.ERROR:
         raise DependencyError(entry.body)
     return _serialize.loads(entry.body)
@@ -110,6 +113,7 @@ class Service:
         self.async_tasks: dict[str, tuple[Any, Any]] = {}
         self.functions: dict[bytes, Any] = {}
         self.executors: dict[str, Any] = {}
+        self.bound: dict[str, Any] = {}  # methods of the actor's object
         self.turns: dict[tuple[str, str], int] = {}  # by caller and group, the number of the next call
         self.early: dict[Any, tuple[int, list[Any]]] = {}  # calls that came before their turn
         self.main = threading.get_ident()
@@ -174,13 +178,15 @@ class Service:
             _context.current.reset(mark)
         return ["ok", os.getpid()]
 
-    def exit(self, gentle: bool) -> None:
-        """Ends the process at once; gently: with its exit functions."""
-        if gentle:
-            threading.Thread(target=end_process, args=(False,), daemon=True).start()
-            threading.Event().wait(_GRACE)
-        _flush()
-        os._exit(_EXIT)
+    def exit(self, gentle: bool) -> Any:
+        """Ends the process at once; gently: with its exit functions, for which this thread reads answers meanwhile."""
+        if not gentle:
+            _exit_now()
+        threading.Thread(target=end_process, args=(False,), daemon=True).start()
+        limit = threading.Timer(_GRACE, _exit_now)
+        limit.daemon = True
+        limit.start()
+        return concurrent.futures.Future()  # the call ends with the process
 
     # Objects.
 
@@ -220,9 +226,10 @@ class Service:
             self.cancelled.discard(call.id)
             return self.failed(call, exceptions.TaskCancelledError(call.id))
         extra = call.extra
-        task = _context.Task(call.id, self.title_of(call))
-        if extra:
-            task = _context.Task(call.id, extra.get("name") or task.name, extra.get("lease", ""), extra.get("devices"))
+        if not extra:
+            task = _context.Task(call.id, self.title_of(call))
+        else:
+            task = _context.Task(call.id, extra.get("name") or self.title_of(call), extra.get("lease", ""), extra.get("devices"))
             task.assigned = extra.get("demand") or {}
             task.placement = extra.get("placement")
         task.function = call.method
@@ -317,7 +324,13 @@ class Service:
         if name == "__ray_call__":
             return lambda function, *args, **kwargs: function(self.instance, *args, **kwargs)
         function = getattr(type(self.instance), name, None)  # not the instance's: its attributes may have the same name
-        return types.MethodType(function, self.instance) if isinstance(function, types.FunctionType) and not self._is_static(name) else getattr(self.instance, name)
+        bound = self.bound.get(name)
+        if bound is not None and bound.__func__ is function:
+            return bound
+        if isinstance(function, types.FunctionType) and not self._is_static(name):
+            bound = self.bound[name] = types.MethodType(function, self.instance)
+            return bound
+        return getattr(self.instance, name)
 
     def _is_static(self, name: str) -> bool:
         return isinstance(inspect.getattr_static(type(self.instance), name), staticmethod)
@@ -478,10 +491,11 @@ class _EventLoop:
 
 
 async def _ready(entry: _objects.Entry) -> None:
-    if not entry._done:
-        from .. import _core
+    from .. import _core
 
+    if not entry._done:
         await _core.wait_in_loop(_core.get(), entry)
+    await entry.aload()
 
 
 def _wait(entries: list[_objects.Entry]) -> None:
@@ -492,16 +506,21 @@ def _wait(entries: list[_objects.Entry]) -> None:
             _core.get().wait(entry, None)
 
 
+def _found(entry: _objects.Entry) -> list[Any]:
+    ref = entry.share()
+    return [entry.kind, entry.body] if ref is None else [_objects.SHARED, ref]
+
+
 def fetch(store: _objects.Store, id: str) -> Any:
     """An object of this process for another: [kind, frame], or a future of it."""
     entry = store.entries.get(id)
     if entry is None:
         return [_objects.ERROR, _objects._dump_error(exceptions.ReferenceCountingAssertionError(id))]
     if entry._done:
-        return [entry.kind, entry.body]
+        return _found(entry)
     future: concurrent.futures.Future[Any] = concurrent.futures.Future()
     kept = entry
-    entry.on_done(lambda: future.set_result([kept.kind, kept.body]))
+    entry.on_done(lambda: future.set_result(_found(kept)))
     return future
 
 
@@ -618,6 +637,11 @@ def end_process(tell: bool = True) -> None:
     os._exit(_EXIT)
 
 
+def _exit_now() -> None:
+    _flush()
+    os._exit(_EXIT)
+
+
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -698,7 +722,10 @@ class RayHost(_worker.Host):
 
     def reply(self, token: int, value: Any) -> None:
         """Answers a call, from any thread but the main one."""
-        self.beside_thread().answer(token, self.codec.encode(value))
+        answer = self.codec.encode(value)
+        if _codec._encoded:
+            self.name_references(token)
+        self.beside_thread().answer(token, answer)
 
     def stop_on(self, *signals: int) -> None:
         super().stop_on(*signals)

@@ -23,23 +23,25 @@ from . import _context, _serialize, _state, exceptions
 
 _POLITE = 0.001  # seconds that a completion is left to threads that wait for one
 _LATE = 0.05  # seconds after which a completion is taken that no thread waits for
+_SHARED = 1 << 20  # bytes of a value that all receivers share
 _GRACE = 2.0  # seconds that references and handles in a sent value are kept after the receiver has it
 
-PENDING, VALUE, ERROR = 0, 1, 2
+PENDING, VALUE, ERROR, SHARED = 0, 1, 2, 3  # SHARED: of an answer, a reference of Troupe to the value
 _FIRST = "01000000"  # the end of the id of a task's first result
 
 
 class Entry:
     """An object as this process knows it."""
 
-    __slots__ = ("__weakref__", "_done", "_waiters", "body", "call", "cancel", "fetching", "id", "kept", "kind", "owner")
+    __slots__ = ("__weakref__", "_done", "_waiters", "body", "call", "cancel", "fetching", "id", "kept", "kind", "owner", "value_ref")
 
     def __init__(self, id: str, owner: str) -> None:
         self.id, self.owner = id, owner
         self._done = False
         self._waiters: list[Any] = []
         self.kind = PENDING
-        self.body: Any = None  # the frame of the value, or of the exception
+        self.body: Any = None  # the frame of the value, or of the exception; None with a value_ref: the core has it
+        self.value_ref: Any = None  # a reference of Troupe to [kind, frame], of a large value
         self.kept: Any = None  # what the frame holds
         self.cancel: Callable[[bool, bool], None] | None = None  # of a call under way: force, recursive
         self.call: Any = None
@@ -86,8 +88,51 @@ class Entry:
             _reader.watch(self)
         return withdraw
 
+    def share(self) -> Any:
+        """A reference of Troupe to a large value, so that all receivers have one copy of it; None if it is small, or not of this process."""
+        if self.value_ref is None and self._done and self.body is not None and self.kind == VALUE and _serialize.size(self.body) >= _SHARED:
+            state = _state.current()
+            if state is not None and self.owner == state.store.process:
+                self.value_ref = _put_frame(self.body)
+        return self.value_ref
+
+    def set_reference(self, ref: Any, kept: Any) -> None:
+        """The value is with the core of this process."""
+        self.kind, self.value_ref, self.kept = VALUE, ref, kept
+        self.cancel = self.call = None
+        self._done = True
+        for wake in list(self._waiters):
+            wake()
+
+    def fetched(self, pull: Any) -> None:
+        """Takes the frame that the core has fetched."""
+        try:
+            kind, frame = self.value_ref._read(pull)
+        except _errors.Error:
+            raise exceptions.OwnerDiedError(self.id, self.owner) from None
+        if self.body is None:
+            self.kind = kind
+            if frame[2] or frame[3]:
+                self.kept = (self.kept, _serialize.held(frame))
+            self.body = frame
+
+    def load(self) -> None:
+        """Waits for the frame of a value that the core has."""
+        pull = self.value_ref._start()
+        _core.get().wait(pull, None)
+        self.fetched(pull)
+
+    async def aload(self) -> None:
+        """load for event loops; nothing if the frame is here."""
+        if self.body is None:
+            pull = self.value_ref._start()
+            await _core.wait_in_loop(_core.get(), pull)
+            self.fetched(pull)
+
     def value(self) -> Any:
         """The value, or the exception raised."""
+        if self.body is None:
+            self.load()
         value = _serialize.loads(self.body)
         if self.kind == ERROR:
             raise as_raised(value) from getattr(value, "cause", None)
@@ -210,6 +255,7 @@ class ObjectRef:
         start_fetch(entry)
         if not entry._done:
             await _core.wait_in_loop(_core.get(), entry)
+        await entry.aload()
         return entry.value()
 
     def __reduce__(self) -> Any:
@@ -217,7 +263,15 @@ class ObjectRef:
         return ref_of_wire, (self._wire(),)
 
     def _wire(self) -> list[str]:
+        state = _state.current()
+        if state is not None:
+            state.store.publish(self._entry)
         return [self._entry.id, self._entry.owner]
+
+    def _wire_with_value(self) -> list[Any]:
+        """_wire for messages, which can carry references of Troupe."""
+        ref = self._entry.share()
+        return self._wire() if ref is None else [*self._wire(), ref]
 
     def __copy__(self) -> ObjectRef:
         return self
@@ -354,9 +408,12 @@ class Store:
 
     def new(self, task_id: str = "", index: int = 1) -> Entry:
         """An object of this process: the result of that number of a task, or a value that is put."""
-        entry = Entry((task_id or self.task_id()) + (_FIRST if index == 1 else index.to_bytes(4, "little").hex()), self.process)
-        self.entries[entry.id] = entry
-        return entry
+        return Entry((task_id or self.task_id()) + (_FIRST if index == 1 else index.to_bytes(4, "little").hex()), self.process)
+
+    def publish(self, entry: Entry) -> None:
+        """Another process will ask for the object."""
+        if entry.owner == self.process:
+            self.entries.setdefault(entry.id, entry)
 
     def borrow(self, id: str, borrower: str) -> bool:
         """Another process holds the object; False: there is none any more."""
@@ -382,7 +439,9 @@ class Store:
 
     def linger(self, kept: Any) -> None:
         """Keeps things alive for a moment: the receiver of a value takes hold of what is in it meanwhile."""
-        if not kept or kept is _serialize.EMPTY or (isinstance(kept, _serialize.Contents) and not kept.refs and not kept.handles):
+        if isinstance(kept, _serialize.Contents):  # references of Troupe are kept by the core
+            kept = [*kept.handles, *(r for r in kept.refs if r._entry.value_ref is None)]
+        if not kept:
             return
         with self._lock:
             self._lingering.append((time.monotonic() + _GRACE, kept))
@@ -405,14 +464,16 @@ class Store:
 
     # Objects of others.
 
-    def of_wire(self, id: str, owner: str) -> Entry:
+    def of_wire(self, id: str, owner: str, ref: Any = None) -> Entry:
         with self._lock:
             entry = self.entries.get(id)
             if entry is not None:
                 return entry
             entry = Entry(id, owner)
             self.entries[id] = entry
-        if owner == self.process:  # it was freed before the reference came
+        if ref is not None:
+            entry.set_reference(ref, ())
+        elif owner == self.process:  # it was freed before the reference came
             entry.set_error(exceptions.ReferenceCountingAssertionError(id))
         else:
             peer(owner).notify("borrow", id, self.process)
@@ -615,13 +676,26 @@ def start_fetch(entry: Entry) -> None:
         if error is not None:
             entry.set_error(exceptions.OwnerDiedError(entry.id, entry.owner))
         else:
-            entry.set(value[0], value[1])
+            if value[0] == SHARED:
+                entry.set_reference(value[1], ())
+            else:
+                entry.set(value[0], value[1])
 
     peer(entry.owner).ask("fetch", (entry.id,), done)
 
 
-def ref_of_wire(wire: list[str]) -> ObjectRef:
-    return ObjectRef(_state.require().store.of_wire(wire[0], wire[1]))
+def ref_of_wire(wire: list[Any]) -> ObjectRef:
+    return ObjectRef(_state.require().store.of_wire(*wire))
+
+
+def _put_frame(frame: list[Any]) -> Any:
+    """A reference of Troupe to a frame, which is copied."""
+    from .. import _codec, _reference
+    from .._session import current
+
+    session = current(start=False)
+    body = session.codec(True).encode([VALUE, frame])
+    return _reference.put_body(session, body, _codec.take_references())
 
 
 class Promise:
@@ -652,7 +726,14 @@ def put(value: Any, *, _owner: Any = None, _tensor_transport: Any = None) -> Obj
     if isinstance(value, ObjectRef):
         raise TypeError("Calling 'put' on an ray.ObjectRef is not allowed. If you really want to do this, wrap the ray.ObjectRef in a list and call 'put' on it.")
     entry = _state.require().store.new()
-    entry.set_value(value)
+    frame, contents = _serialize.dumps(value)
+    if not frame[1]:
+        entry.set(VALUE, frame, contents)
+    elif _serialize.size(frame) < _SHARED:
+        _serialize.copy_buffers(frame)
+        entry.set(VALUE, frame, contents)
+    else:
+        entry.set_reference(_put_frame(frame), contents)
     return ObjectRef(entry)
 
 
@@ -667,6 +748,9 @@ def get(refs: Any, *, timeout: float | None = None, _use_object_store: bool = Fa
     """The value of a reference, or of each of a list; waits for what is not there. GetTimeoutError after the timeout."""
     state = _state.require()
     if isinstance(refs, ObjectRef):
+        entry = refs._entry
+        if timeout is None and entry._done:
+            return entry.value()
         return _get_all(state, [refs], timeout)[0]
     if not isinstance(refs, (list, tuple)):
         wait_method = getattr(refs, "_ray_get", None)

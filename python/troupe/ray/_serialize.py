@@ -59,7 +59,7 @@ def dumps(value: Any) -> tuple[list[Any], Contents]:
         data = _pickled(value, buffers)
     finally:
         _local.contents = outer
-    frame = [data, buffers, [r._wire() for r in contents.refs], [h._wire() for h in contents.handles]]
+    frame = [data, buffers, [r._wire_with_value() for r in contents.refs], [h._wire() for h in contents.handles]]
     return frame, contents
 
 
@@ -95,6 +95,16 @@ def _read_only(buffer: Any) -> Any:
     if isinstance(buffer, Tensor):
         buffer = buffer.data
     return memoryview(buffer).toreadonly().cast("B")
+
+
+def size(frame: list[Any]) -> int:
+    """About how many bytes a frame takes."""
+    return len(frame[0]) + sum(len(_read_only(b)) for b in frame[1])
+
+
+def copy_buffers(frame: list[Any]) -> None:
+    """Makes the buffers of a frame its own: their maker may write to them."""
+    frame[1] = [Tensor("uint8", (len(data),), data) for data in (bytes(_read_only(b)) for b in frame[1])]
 
 
 def held(frame: list[Any]) -> list[Any]:

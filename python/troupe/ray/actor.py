@@ -219,7 +219,14 @@ def _with_slots(args: tuple[Any, ...], kwargs: dict[str, Any], refs: list[Object
 
 def dependencies(refs: list[ObjectRef]) -> list[Any]:
     """References as a call carries them: with the value where it is known here."""
-    return [[r._entry.kind, r._entry.body] if r._entry._done else [PENDING, r._wire()] for r in refs]
+    return [_dependency(r) for r in refs]
+
+
+def _dependency(ref: ObjectRef) -> list[Any]:
+    entry = ref._entry
+    if not entry._done or entry.share() is not None:
+        return [PENDING, ref._wire_with_value()]
+    return [entry.kind, entry.body]
 
 
 def check_arguments(signature: Any, title: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -589,6 +596,12 @@ class Client:
         elif error is not None or "dead" in found:
             self._died(found and found["dead"], error)
 
+    def killed(self, cause: list[Any]) -> None:
+        """This process has killed the actor: later calls fail, those under way with their process."""
+        with self._lock:
+            self._asked, self._dead = True, cause
+        self.pump()
+
     def _died(self, cause: Any, error: BaseException | None) -> None:
         with self._lock:
             self._dead = cause if error is None and cause else _objects._dump_error(exceptions.ActorDiedError(None, None, self.actor_id))
@@ -866,9 +879,9 @@ def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
     _state.require()
     if not isinstance(actor, ActorHandle):
         raise ValueError(f"ray.kill() only supported for actors. For tasks, try ray.cancel(). Got: {type(actor)}.")
-    cause = _state.control_call("kill_actor", actor._info.actor_id, no_restart)
-    if cause:
-        client_of(actor._info.actor_id)._died(cause, None)  # a call after this one fails, also if the process takes a moment to end
+    dead = _state.control_call("kill_actor", actor._info.actor_id, no_restart)
+    if dead is not None:
+        client_of(actor._info.actor_id).killed(dead)
 
 
 def exit_actor() -> None:

@@ -1,7 +1,7 @@
 // The page of a Troupe head. It draws what /api/stream sends; nothing is stored in the browser.
 
 import { el, clock, seconds, bytes, plural, two, fetchJSON } from "./common.js";
-import { timelinePage, redrawTimeline } from "./timeline.js";
+import { timelinePage, redrawTimeline, lateText } from "./timeline.js";
 
 const main = document.getElementById("main");
 const health = document.getElementById("health");
@@ -10,6 +10,7 @@ let received = 0;         // when it came, by this clock
 let logs = null;          // the open stream of output
 const sorts = {};         // by table: [column, descending]
 let search = "";
+let absent = { key: "", at: 0, list: [] }; // of the role that is shown: ranks that have not begun what the others are in
 let stacks = { key: "", text: "" }; // of the role or rank that is shown
 
 // A rank is idle, busy, busy for long, starting, failed or silent.
@@ -236,6 +237,10 @@ function role(s, namespace, name, rank) {
   const failed = r.state === "failed";
   out.push(el("p", { class: "tools" }, el("a", { href: `#/timeline/${encodeURIComponent(r.namespace)}/${encodeURIComponent(r.name)}${failed ? "/failure" : ""}` }, failed ? "Timeline before the failure" : "Timeline"), stacksButton(r, rank)));
   if (r.cause) out.push(el("p", { class: "note bad" }, r.cause));
+  if (!bad.length) {
+    readAbsent(r);
+    if (absent.key === JSON.stringify([r.namespace, r.name, r.incarnation])) for (const l of absent.list.slice(0, 5)) out.push(el("p", { class: "note bad" }, `${lateText(l)}.`));
+  }
   for (const x of bad.slice(0, 5)) out.push(el("p", { class: "note bad" }, `Rank ${x.rank.rank} on ${x.rank.node} ${x.why}.`));
   if (stacks.key === stacksKey(r, rank)) out.push(el("pre", { class: "log", tabindex: 0, "aria-label": "stacks" }, stacks.text));
   out.push(grid(r, (n) => { location.hash = roleLink(r) + (n === undefined ? "" : `/${n}`); }), legend());
@@ -269,6 +274,26 @@ function role(s, namespace, name, rank) {
   }
   out.push(el("h2", {}, rank === undefined ? "Output" : `Output of rank ${rank}`), output(r, rank));
   return out;
+}
+
+// readAbsent asks the flight recorders, at most every five seconds, which rank the others wait for, while most ranks have been in one method for
+// over five seconds and heartbeats tell no difference.
+async function readAbsent(r) {
+  const key = JSON.stringify([r.namespace, r.name, r.incarnation]), now = Date.now();
+  const long = r.workers.ranks.filter((x) => x.state === "ready" && x.running > 0 && x.busy_s > 5);
+  if (r.workers.ranks.length < 3 || long.length * 2 <= r.workers.ranks.length) {
+    if (absent.key === key) absent = { key: "", at: 0, list: [] };
+    return;
+  }
+  if (absent.key === key && now - absent.at < 5000) return;
+  absent = { key, at: now, list: absent.key === key ? absent.list : [] };
+  let list = [];
+  try {
+    list = (await fetchJSON(`api/timeline?${new URLSearchParams({ namespace: r.namespace, role: r.name, last: "60s", late: "1" })}`)).late;
+  } catch { /* it is asked again */ }
+  if (absent.key !== key) return;
+  absent.list = list.filter((l) => l.how === "has not begun");
+  draw();
 }
 
 const stacksKey = (r, rank) => JSON.stringify([r.namespace, r.name, rank]);

@@ -1,0 +1,108 @@
+"""Large objects: put copies, all receivers share one copy, which ends with the last reference or with its owner."""
+
+import gc
+import os
+import time
+
+import numpy
+import pytest
+
+from ray_api.raytest import REAL, eventually, ray
+
+
+@ray.remote(num_cpus=0)
+class Reader:
+    def first(self, array):
+        return float(array[0])
+
+    def first_inside(self, box):
+        return float(ray.get(box["ref"])[0])
+
+    def keep(self, box):
+        self.box = box
+
+    def kept(self):
+        return float(ray.get(self.box["ref"])[0])
+
+    def give(self):
+        return {"ref": ray.put(numpy.full(1 << 18, 7.0))}
+
+    def made(self):
+        return numpy.full(1 << 18, 3.0)
+
+    def pid(self):
+        return os.getpid()
+
+
+def kill(actor):
+    """Kills an actor and waits for the end of its process."""
+    pid = ray.get(actor.pid.remote())
+    ray.kill(actor)
+    eventually(lambda: not os.path.exists(f"/proc/{pid}"), "the process has ended")
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(actor.pid.remote(), timeout=20)
+
+
+@ray.remote(num_cpus=0)
+class AsyncReader:
+    async def first(self, array):
+        return float(array[0])
+
+    async def give(self):
+        return {"ref": ray.put(numpy.full(1 << 18, 8.0))}
+
+
+@ray.remote(num_cpus=0)
+def first(array):
+    return float(array[0])
+
+
+@pytest.mark.parametrize("length", [8, 2000, 1 << 18])
+def test_put_copies(session, length):
+    array = numpy.ones(length)
+    ref = ray.put(array)
+    array[0] = 5
+    assert ray.get(ref)[0] == 1.0
+
+
+def test_large_objects_in_all_places(session):
+    ref = ray.put(numpy.full(1 << 18, 2.0))
+    reader, other = Reader.remote(), AsyncReader.remote()
+    assert ray.get([reader.first.remote(ref), other.first.remote(ref), first.remote(ref), reader.first_inside.remote({"ref": ref})]) == [2.0] * 4
+    given = [ray.get(a.give.remote())["ref"] for a in (reader, other)]
+    assert [r[0] for r in ray.get(given)] == [7.0, 8.0]
+    assert ray.get([other.first.remote(given[0]), reader.first.remote(given[1]), first.remote(reader.made.remote())]) == [7.0, 8.0, 3.0]
+    with pytest.raises(ValueError):
+        ray.get(ref)[0] = 1.0  # read-only
+
+
+def test_result_outlives_its_actor(session):
+    reader = Reader.remote()
+    ref = reader.made.remote()
+    ray.wait([ref])
+    kill(reader)
+    assert ray.get(ref)[0] == 3.0
+
+
+def test_object_ends_with_its_owner(session):
+    reader = Reader.remote()
+    ref = ray.get(reader.give.remote())["ref"]
+    kill(reader)
+    with pytest.raises(ray.exceptions.OwnerDiedError):
+        ray.get(ref, timeout=20)
+
+
+@pytest.mark.skipif(REAL, reason="counts the references of Troupe")
+def test_object_is_freed_after_the_last_drop(session):
+    from troupe import _reference
+
+    gc.collect()
+    eventually(lambda: _reference.counts()["owned"] == 0, "the objects of earlier tests are freed")
+    reader = Reader.remote()
+    ref = ray.put(numpy.ones(1 << 18))
+    ray.get(reader.keep.remote({"ref": ref}))
+    del ref
+    time.sleep(0.5)  # longer than an object without a holder lasts
+    assert ray.get(reader.kept.remote()) == 1.0
+    ray.get(reader.keep.remote(None))
+    eventually(lambda: _reference.counts()["owned"] == 0, "the object is freed", seconds=5.0)
