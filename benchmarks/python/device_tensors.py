@@ -194,8 +194,14 @@ class Gpu:
         lender = _device._lender
         counters = dict(_device.counters)
         return {
-            "lent_in_all": counters.pop("lent"), **counters, "kept": _device.count(), "mapped": len(_device.backend()._opened), "readers": len(lender._readers) if lender else 0, "why": _device.last_refusal,
-            "allocated_mib": self.torch.cuda.memory_allocated() >> 20, "sources": len(_device._sources),
+            "lent_in_all": counters.pop("lent"),
+            **counters,
+            "kept": _device.count(),
+            "mapped": len(_device.backend()._opened),
+            "readers": len(lender._readers) if lender else 0,
+            "why": _device.last_refusal,
+            "sources": len(_device._sources),
+            "allocated_mib": self.torch.cuda.memory_allocated() >> 20,
             "pinned": [s._pinned for s in _device._sources.values()] + [r._pinned for r in (lender._readers if lender else [])],
         }
 

@@ -1,5 +1,7 @@
 """What a task or actor knows of itself, texts of errors, groups in functions that are shipped by value. Also passes against Ray."""
 
+import builtins
+
 import numpy as np
 import pytest
 
@@ -16,7 +18,7 @@ def test_context_of_tasks_and_actors(session):
 
     name, function, same, actor = ray.get(task.options(name="other").remote())
     assert (name, same, actor) == ("other", True, False)
-    assert function.endswith("task")
+    assert function == f"{__name__}.task"
     ref = task.remote()
     assert ray.get(ref)[0] == "task"
 
@@ -90,3 +92,18 @@ def test_groups_in_tasks(session):
     with pytest.raises(ValueError, match="bundle index must be -1"):
         current.options(placement_group_bundle_index=0).remote()
     ray.util.remove_placement_group(group)
+
+
+def test_groups_of_exceptions(session):
+    group = getattr(builtins, "ExceptionGroup", None)
+    if group is None:  # Python 3.10
+        return
+
+    @ray.remote(num_cpus=0)
+    def fail():
+        raise group("several", [ValueError(1), TypeError(2)])
+
+    with pytest.raises(group) as caught:
+        ray.get(fail.remote())
+    assert isinstance(caught.value, ray.exceptions.RayTaskError)
+    assert [type(e) for e in caught.value.exceptions] == [ValueError, TypeError]

@@ -30,7 +30,7 @@ _DEFAULT_LIMIT = 1000  # of calls that run at once in an async actor
 _OBJECT_REQUESTS = 1_000_000  # that may wait
 _FUNCTIONS = 512  # that a worker keeps unpickled
 _EXIT = 0
-_GRACE = 2.0  # seconds for the exit functions of an actor without handles
+_GRACE = 4.0  # seconds for the exit functions of an actor without handles
 _EXIT_TOLD = 2.0  # seconds in which the control service hears of the end of an actor
 _EXIT_DELAY = 0.1  # seconds after which an async actor ends that called exit_actor outside of a call
 
@@ -182,7 +182,7 @@ class Service:
         """Ends the process at once; gently: with its exit functions, for which this thread reads answers meanwhile."""
         if not gentle:
             _exit_now()
-        threading.Thread(target=end_process, daemon=True).start()
+        threading.Thread(target=end_process, args=(False,), daemon=True).start()
         limit = threading.Timer(_GRACE, _exit_now)
         limit.daemon = True
         limit.start()
@@ -370,7 +370,8 @@ class Service:
     def function_title(self, function: str) -> str:
         """The function of a task, or the method of an actor, with its module."""
         if self.kind == "task":
-            return function
+            outside, local, name = function.rpartition("<locals>.")
+            return f"{outside.partition('.<locals>')[0].rstrip('.').rpartition('.')[0]}.{name}" if local else function
         cls = type(self.instance)
         return f"{cls.__module__}.{cls.__qualname__ if self.kind == 'async' else cls.__name__}.{function}"
 
@@ -614,12 +615,13 @@ def tell_exit(why: str) -> None:
 _ending = threading.Lock()
 
 
-def end_process() -> None:
-    """Ends the process in order, with its exit functions; once."""
+def end_process(tell: bool = True) -> None:
+    """Ends the process in order, with its exit functions; once. tell: the control service does not know yet."""
     import atexit
 
     _ending.acquire()
-    tell_exit("exit_actor() is called: the user requested to exit the actor")
+    if tell:
+        tell_exit("exit_actor() is called: the user requested to exit the actor")
     state = _state.current()
     shutdown = getattr(state.host.instance, "__ray_shutdown__", None) if state is not None and state.host is not None else None
     if shutdown is not None:

@@ -60,6 +60,9 @@ class RayTaskError(RayError):
         error = self
 
         class cls(RayTaskError, cause_cls):  # type: ignore[misc]
+            def __new__(cls, cause: BaseException) -> Any:
+                return cause_cls.__new__(cls, *cause.args) if hasattr(cause, "exceptions") else super().__new__(cls, cause)  # of a group
+
             def __init__(self, cause: BaseException) -> None:
                 self.cause = cause
                 self.args = (cause,)
