@@ -15,7 +15,7 @@ export CGO_CFLAGS ?= -O2 -Wno-deprecated-declarations
 
 .PHONY: help build demo test go-test race lint verify heavy fuzz soak clean version man release wheel
 .PHONY: python python-test python-test-core python-test-ray python-lint browser-test gpu-check
-.PHONY: bench bench-python bench-ray bench-output bench-device memory-python
+.PHONY: bench bench-check bench-python bench-ray bench-output bench-device memory-python
 .PHONY: crash-model chaos soak-pipeline shm-faults placement-histories
 
 help: ## this list
@@ -135,6 +135,11 @@ shm-faults: ## 200 rounds of processes killed, stopped and forked while large va
 bench: build ## fan-out against the bare nats.go floor; writes bench.json and report.html
 	bin/troupe bench fanout --workers 1,8,64,512 --bytes 64,4096 --json > bench.json
 	bin/troupe bench report bench.json -o report.html
+
+BASELINE ?= benchmarks/baseline.json
+bench-check: build ## the fan-out's ratios to the floor beside those of benchmarks/baseline.json (BASELINE); a quiet machine, about a minute
+	bin/troupe bench fanout --workers 1,8,64 --bytes 64,4096 --json > bench.json
+	bin/troupe bench check $(BASELINE) bench.json
 
 browser-test: ## the dashboard in a real browser; installs Chromium where apt-get can
 	@command -v chromium chromium-browser google-chrome >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium; }

@@ -86,52 +86,54 @@ func Write(out io.Writer, files ...File) error {
 	data := struct {
 		Files   []File
 		Charts  []chart
-		Compare []comparison
+		Compare []Comparison
 	}{Files: files}
 	data.Charts = append(data.Charts, latencyChart(files), distributionChart(files))
 	if c, ok := payloadChart(files); ok {
 		data.Charts = append(data.Charts, c)
 	}
 	if len(files) == 2 {
-		data.Compare = compare(files[0], files[1])
+		data.Compare = Compare(files[0].Results, files[1].Results)
 	}
 	return page.Execute(out, data)
 }
 
-// comparison is the change of one row from one file to the other.
-type comparison struct {
-	Workers, Bytes int
-	Layout         string
-	Before, After  float64 // p50, µs
-	RatioBefore    float64
-	RatioAfter     float64
-	Change         float64 // of the ratio to the floor, in percent: the floor takes the machine's mood out of it
+// Comparison is the change of one row from one file to the other.
+type Comparison struct {
+	Workers     int     `json:"workers"`
+	Layout      string  `json:"layout"`
+	Bytes       int     `json:"bytes"`
+	Before      float64 `json:"before_p50_us"`
+	After       float64 `json:"after_p50_us"`
+	RatioBefore float64 `json:"before_ratio_p50"`
+	RatioAfter  float64 `json:"after_ratio_p50"`
+	Change      float64 `json:"change_percent"` // of the ratio to the floor, which takes the machine's mood out of it
 }
 
-// compare matches the rows of two files. Ratios to the floor of the same run are compared, not times: the machine may have
+// Compare matches the rows of two files. Ratios to the floor of the same run are compared, not times: the machine may have
 // been busier in one of them.
-func compare(a, b File) []comparison {
+func Compare(before, after []Result) []Comparison {
 	type key struct {
 		workers, bytes int
 		layout, peer   string
 	}
-	before := map[key]Result{}
-	for _, r := range a.Results {
-		before[key{r.Workers, r.Bytes, r.Layout, r.Peer}] = r
+	old := map[key]Result{}
+	for _, r := range before {
+		old[key{r.Workers, r.Bytes, r.Layout, r.Peer}] = r
 	}
-	var out []comparison
-	for _, r := range b.Results {
-		old, ok := before[key{r.Workers, r.Bytes, r.Layout, r.Peer}]
+	var out []Comparison
+	for _, r := range after {
+		was, ok := old[key{r.Workers, r.Bytes, r.Layout, r.Peer}]
 		if !ok {
 			continue
 		}
-		c := comparison{Workers: r.Workers, Bytes: r.Bytes, Layout: r.Layout, Before: old.P50, After: r.P50, RatioBefore: old.Ratio, RatioAfter: r.Ratio}
-		if old.Ratio > 0 {
-			c.Change = 100 * (r.Ratio/old.Ratio - 1)
+		c := Comparison{Workers: r.Workers, Bytes: r.Bytes, Layout: r.Layout, Before: was.P50, After: r.P50, RatioBefore: was.Ratio, RatioAfter: r.Ratio}
+		if was.Ratio > 0 {
+			c.Change = 100 * (r.Ratio/was.Ratio - 1)
 		}
 		out = append(out, c)
 	}
-	slices.SortFunc(out, func(x, y comparison) int {
+	slices.SortFunc(out, func(x, y Comparison) int {
 		return cmp.Or(cmp.Compare(x.Layout, y.Layout), cmp.Compare(x.Bytes, y.Bytes), cmp.Compare(x.Workers, y.Workers))
 	})
 	return out

@@ -38,6 +38,9 @@ func TestComparisonUsesRatios(t *testing.T) {
 	require.NoError(t, err)
 	b, err := report.Read(strings.NewReader(strings.ReplaceAll(lines, `"ratio_p50":1.2}`, `"ratio_p50":1.5}`)))
 	require.NoError(t, err)
+	rows := report.Compare(a, b[:2])
+	require.Len(t, rows, 2, "rows of both")
+	require.InDelta(t, 25, rows[0].Change, 0.1)
 	var page bytes.Buffer
 	require.NoError(t, report.Write(&page, report.File{Name: "a", Results: a}, report.File{Name: "b", Results: b}))
 	require.Contains(t, page.String(), "&#43;25.0 %")
