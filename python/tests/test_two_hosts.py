@@ -10,8 +10,18 @@ import numpy as np
 import pytest
 
 import troupe
+from conftest import ROOT
 from troupe import Dispatch, _core, register
 
+# A /tmp of its own that still shows the checkout, which may lie in /tmp.
+OWN_TMP = """
+root=$1; shift
+mount --make-rprivate /
+mount --bind "$root" /mnt
+mount -t tmpfs tmpfs /tmp
+[ -d "$root" ] || { mkdir -p "$root"; mount --move /mnt "$root"; }
+exec "$@"
+"""
 MIB = 1 << 20
 SIZE = 16 * MIB
 
@@ -65,7 +75,7 @@ class Link:
     def command(self, *args):
         if self.problem:
             return list(args)
-        return ["ip", "netns", "exec", self.name, "sh", "-c", 'mount --make-rprivate / && mount -t tmpfs tmpfs /tmp && exec "$@"', "sh", *args]
+        return ["ip", "netns", "exec", self.name, "sh", "-ec", OWN_TMP, "sh", ROOT, *args]
 
     def crossed(self):
         """Bytes that have gone from the first host to the second."""
