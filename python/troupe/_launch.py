@@ -233,7 +233,12 @@ def packed(value: dict[str, Any]) -> bytes:
 
 def inherited_environment() -> dict[str, str]:
     """The driver's environment, without what is a worker's own."""
-    return {k: v for k, v in os.environ.items() if k not in _NOT_INHERITED and (not k.startswith("TROUPE_") or k.startswith(("TROUPE_SHM", "TROUPE_DEVICE")))}
+    return {k: v for k, v in os.environ.items() if k not in _NOT_INHERITED and not set_by_troupe(k)}
+
+
+def set_by_troupe(variable: str) -> bool:
+    """Whether Troupe gives its workers this variable itself."""
+    return variable.startswith("TROUPE_") and not variable.startswith(("TROUPE_SHM", "TROUPE_DEVICE"))
 
 
 def here() -> str:

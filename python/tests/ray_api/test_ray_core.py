@@ -267,7 +267,9 @@ def test_cancel(session, tmp_path):
 
 
 def test_environment_and_devices(session):
-    @ray.remote(num_gpus=1, runtime_env={"env_vars": {"RANK": "3", "OWN": "x"}})
+    whole = {**os.environ, "TROUPE_RAY": "1", "TROUPE_NAMESPACE": "n"}  # programs pass all that they have
+
+    @ray.remote(num_gpus=1, runtime_env={"env_vars": {**whole, "RANK": "3", "OWN": "x"}})
     class Worker:
         def look(self):
             return os.environ["RANK"], os.environ["OWN"], os.environ["CUDA_VISIBLE_DEVICES"], ray.get_gpu_ids()

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from .. import _launch
+
 _NEAREST = {
     "_labels": "labels of nodes: troupe.Cluster with node=",
     "label_selector": "troupe.actor(…, node=…)",
@@ -302,7 +304,8 @@ def _env_vars(value: Any) -> dict[str, str]:
             raise TypeError(f"runtime_env['env_vars'] must be of type Dict[str, str], but the key {name} is of type {type(name)}.")
         if not isinstance(text, str):
             raise TypeError(f"runtime_env['env_vars'] must be of type Dict[str, str], but the value {text} is of type {type(text)}.")
-        out[name] = text
+        if not _launch.set_by_troupe(name):  # programs pass their whole environment on
+            out[name] = text
     return out
 
 
