@@ -262,7 +262,7 @@ function role(s, namespace, name, rank) {
     { title: "Heard", number: true, cell: (x) => `${seconds(x.silent_s)} ago`, value: (x) => x.silent_s },
     { title: "Error", cell: (x) => x.error || "" },
   ], shown));
-  if (r.workers.methods.length) {
+  if (r.workers.methods?.length) { // null before the first call
     out.push(el("h2", {}, "Methods"), table("methods", [
       { title: "Method", cell: (m) => m.method, value: (m) => m.method },
       { title: "Calls", number: true, cell: (m) => String(m.calls), value: (m) => m.calls },
