@@ -106,3 +106,35 @@ def test_object_is_freed_after_the_last_drop(session):
     assert ray.get(reader.kept.remote()) == 1.0
     ray.get(reader.keep.remote(None))
     eventually(lambda: _reference.counts()["owned"] == 0, "the object is freed", seconds=5.0)
+
+
+@ray.remote(num_cpus=0)
+def later(value, seconds):
+    time.sleep(seconds)
+    return value
+
+
+@ray.remote(num_cpus=0)
+def total(array, _=None):
+    return float(array.sum())
+
+
+@ray.remote(num_cpus=0, max_restarts=1, max_task_retries=1)
+class Fragile:
+    def total(self, array, folder):
+        try:
+            os.mkdir(folder)
+        except FileExistsError:
+            return float(array.sum())
+        os._exit(1)
+
+
+def test_arguments_are_those_of_the_moment_of_the_call(session, tmp_path):
+    """Also of calls that wait: for a worker, for a reference, for their actor, or for a second attempt."""
+    array = numpy.ones(1 << 12)
+    reader = Reader.remote()
+    fragile = Fragile.remote()
+    waiting = later.remote(None, 0.3)
+    refs = [total.remote(array), total.remote(array, waiting), reader.first.remote(array), fragile.total.remote(array, str(tmp_path / "tried"))]
+    array[:] = 0
+    assert ray.get(refs) == [4096.0, 4096.0, 1.0, 4096.0]

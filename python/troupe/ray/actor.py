@@ -194,14 +194,17 @@ def _actor_class_again(cls: type, options: dict[str, Any]) -> ActorClass:
 # Creation.
 
 
-def split_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any, list[ObjectRef]]:
-    """Arguments as a frame with slots for references, what the frame holds, and the references."""
+def split_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], copy: bool = True) -> tuple[list[Any], Any, list[ObjectRef]]:
+    """Arguments as a frame with slots for references, what the frame holds, and the references. Without copy the frame is valid only
+    until the caller may change its arrays: until the call returns."""
     refs: list[ObjectRef] = []
     for value in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(value, ObjectRef):
             args, kwargs = _with_slots(args, kwargs, refs)
             break
     frame, contents = _serialize.dumps_arguments(args, kwargs)
+    if copy and frame[1]:
+        _serialize.copy_buffers(frame)
     return frame, contents, refs
 
 
@@ -470,7 +473,7 @@ class Pending:
     """A call that has not been sent, or not been answered."""
 
     __slots__ = (
-        "client", "contents", "entries", "frame", "future", "group", "hold", "id", "method", "name", "number", "patient", "refs", "retried", "retries",
+        "client", "contents", "entries", "frame", "future", "group", "hold", "id", "method", "name", "number", "owns_arguments", "patient", "refs", "retried", "retries",
         "returns", "role", "sent",
     )  # fmt: skip
 
@@ -481,6 +484,7 @@ class Pending:
             client, id, method, group, returns, frame, contents, refs, entries, hold,
         )  # fmt: skip
         self.sent = False
+        self.owns_arguments = False
         self.name = ""
         self.number = 0  # among the calls of this process to the actor
         self.role = ""  # of the process that it was sent to
@@ -488,6 +492,12 @@ class Pending:
         self.patient = False  # waits for the end of a restart
         self.retried: Any = None  # exceptions that are retried
         self.future: Any = None
+
+    def own_arguments(self) -> None:
+        """Copies the arrays of the arguments, which the caller may change from now on. Once is enough."""
+        if not self.owns_arguments and self.frame[1]:
+            _serialize.copy_buffers(self.frame)
+        self.owns_arguments = True
 
     def over(self) -> None:
         """The call has been answered: called by the reader of completions, or by the thread that sent it."""
@@ -618,15 +628,19 @@ class Client:
             check_arguments(self.signatures.get(name), f"{title}.{name}", args, kwargs)
 
     def submit(self, call: Pending) -> None:
+        """Sends a call before it returns if nothing is in its way; otherwise the call is sent later, with arguments of its own."""
+        if call.retries:
+            call.own_arguments()
         with self._lock:
             self._submitted += 1
             call.number = self._submitted
             direct = self._handle is not None and self._dead is None and not self._pumping and not call.refs and not any(self._queues.values())
             if direct:
                 self._pumping = True
-            else:
-                self._queues.setdefault(call.group, deque()).append(call)
         if not direct:
+            call.own_arguments()
+            with self._lock:
+                self._put_back(call)
             if not self._asked:
                 self.resolve()
             self.pump()
@@ -696,6 +710,7 @@ class Client:
         with self._lock:
             handle, call.role = self._handle, self._role
             if handle is None:  # its process has just ended
+                call.own_arguments()
                 self._put_back(call)
                 return
         call.sent = True
@@ -818,7 +833,7 @@ def call_actor(handle: ActorHandle, name: str, args: tuple[Any, ...], kwargs: di
     count = own_returns if returns is None else returns
     client = client_of(info.actor_id)
     client.check(info.class_name, name, args, kwargs)
-    frame, contents, refs = split_arguments(args, kwargs)
+    frame, contents, refs = split_arguments(args, kwargs, copy=False)
     task_id = state.store.task_id()
     entries = [state.store.new(task_id)] if count == 1 else [state.store.new(task_id, i + 1) for i in range(max(count, 1))]
     call = Pending(client, task_id, name, group, count, frame, contents, refs, entries, handle._hold)
