@@ -1,6 +1,7 @@
 package recorder
 
 import (
+	"strings"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -66,6 +67,7 @@ func (in *interner) add(s string) *numberedText {
 	if len(in.texts) == maxInterned || len(s) > longInterned {
 		return nil
 	}
+	s = strings.Clone(s) // s may be a part of a message
 	t := &numberedText{text: s, number: Text(len(in.texts))}
 	in.numbers[s], in.texts = t, append(in.texts, s)
 	return t

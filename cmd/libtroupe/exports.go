@@ -144,7 +144,7 @@ func troupe_side() (fd C.int32_t) {
 	if err != nil {
 		return C.int32_t(setError(statusInvalid, err))
 	}
-	side, err := c.openSide()
+	side, err := c.openQueue(&c.side)
 	if err != nil {
 		return C.int32_t(setError(statusInvalid, err))
 	}

@@ -16,21 +16,6 @@ import (
 // Lent values are tensors on a device of this process. A thread of Python reads the queue of lent values, which exists once it has been
 // asked for: it holds the tensors until they are freed, and copies their bytes for processes that do not reach the device.
 
-// openLent makes the queue of lent values, if there is none, and returns its descriptor.
-func (c *core) openLent() (int, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if q := c.lent.Load(); q != nil {
-		return q.fd, nil
-	}
-	fd, wake, err := newWake()
-	if err != nil {
-		return -1, err
-	}
-	c.lent.Store(&queue{fd: fd, wake: wake})
-	return fd, nil
-}
-
 // troupe_lent returns the descriptor that is readable while troupe_take_lent has completions.
 //
 //export troupe_lent
@@ -43,7 +28,7 @@ func troupe_lent() (fd C.int32_t) {
 	if err := c.checkUsable(); err != nil {
 		return C.int32_t(setError(statusPanic, err))
 	}
-	made, err := c.openLent()
+	made, err := c.openQueue(&c.lent)
 	if err != nil {
 		return C.int32_t(setError(statusInvalid, err))
 	}

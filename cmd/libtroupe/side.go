@@ -1,23 +1,27 @@
 package main
 
-import "troupe/actors"
+import (
+	"sync/atomic"
+
+	"troupe/actors"
+)
 
 // The side queue is a second queue of completions, for work that a thread of its own reads: calls of what a driver serves, calls that run
 // beside a worker's main thread, and functions of pipelines. With a queue of their own they wake only that thread, and answers wake only
 // the thread that waits for them. The queue exists once it has been asked for; until then everything goes to the main queue.
 
-// openSide makes the side queue, if there is none, and returns its descriptor.
-func (c *core) openSide() (int, error) {
+// openQueue makes a queue beside the main one, if it does not exist, and returns its descriptor.
+func (c *core) openQueue(at *atomic.Pointer[queue]) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if q := c.side.Load(); q != nil {
+	if q := at.Load(); q != nil {
 		return q.fd, nil
 	}
 	fd, wake, err := newWake()
 	if err != nil {
 		return -1, err
 	}
-	c.side.Store(&queue{fd: fd, wake: wake})
+	at.Store(&queue{fd: fd, wake: wake})
 	return fd, nil
 }
 

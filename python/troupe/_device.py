@@ -391,11 +391,15 @@ def _source(path: str) -> Source | None:
                 break
         if len(_sources) >= _CONNECTIONS:
             return None
-        try:
-            source = _sources[path] = Source(path)
-        except (OSError, ValueError, TypeError, msgpack.UnpackException):
-            return None
-        return source
+    try:
+        made = Source(path)  # without the lock: a stopped producer answers no other thread either
+    except (OSError, ValueError, TypeError, msgpack.UnpackException):
+        return None
+    with _lock:
+        source = _sources.setdefault(path, made)
+    if source is not made:  # another thread was first
+        made.end()
+    return source
 
 
 class Source:

@@ -11,13 +11,15 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cenkalti/backoff/v4"
+
 	"troupe/bus/recorder"
 )
 
 const (
 	maxQueued = 8192 // records that wait for the next batch; further ones are dropped
 	maxBatch  = 1024 // spans of a request
-	tries     = 3    // of a batch
+	retries   = 2    // of a batch
 )
 
 // Exporter sends records in batches. Its queue is bounded: records are dropped rather than that a call waits.
@@ -137,25 +139,19 @@ func (e *Exporter) batch() (out []recorder.Record) {
 	return out
 }
 
-func (e *Exporter) send(ctx context.Context, batch []recorder.Record) (err error) {
+func (e *Exporter) send(ctx context.Context, batch []recorder.Record) error {
 	data, err := json.Marshal(spansOf(e.cfg.Resource, batch))
 	if err != nil {
 		return err
 	}
-	for try := range tries {
-		if try > 0 {
-			select {
-			case <-ctx.Done():
-				return ctx.Err()
-			case <-time.After(time.Duration(try) * 200 * time.Millisecond):
-			}
+	policy := backoff.NewExponentialBackOff(backoff.WithInitialInterval(200 * time.Millisecond))
+	return backoff.Retry(func() error {
+		again, err := Post(ctx, e.cfg, e.cfg.Traces, data)
+		if err != nil && !again {
+			return backoff.Permanent(err)
 		}
-		var again bool
-		if again, err = Post(ctx, e.cfg, e.cfg.Traces, data); err == nil || !again {
-			return err
-		}
-	}
-	return err
+		return err
+	}, backoff.WithContext(backoff.WithMaxRetries(policy, retries), ctx))
 }
 
 // Post sends one request of JSON. again: it may succeed later.
