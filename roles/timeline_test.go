@@ -1,8 +1,10 @@
 package roles_test
 
 import (
+	"fmt"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -68,7 +70,8 @@ func TestTimelineOfARestart(t *testing.T) {
 	t.Parallel()
 	tr := startHead(t, false)
 	rt := tr.driver(t, roles.Config{})
-	spec := workerSpec("restarted", 2, placement.Wholes(1))
+	name := fmt.Sprintf("restarted-%d", time.Now().UnixNano()) // the process of the tests records every restart in it
+	spec := workerSpec(name, 2, placement.Wholes(1))
 	spec.Process.Policy, spec.Process.Restarts = roles.RestartRank, 1
 	c := create(t, rt, spec)
 	_, err := c.Call(patient(t), "exit", 1)
@@ -76,13 +79,13 @@ func TestTimelineOfARestart(t *testing.T) {
 	require.NoError(t, c.WaitReady(patient(t)))
 	_, err = c.Call(patient(t), "add", 1)
 	require.NoError(t, err)
-	tl, err := roles.Timeline(patient(t), tr.bus, roles.TimelineQuery{Namespace: rt.Namespace(), Roles: []string{"restarted"}})
+	tl, err := roles.Timeline(patient(t), tr.bus, roles.TimelineQuery{Namespace: rt.Namespace(), Roles: []string{name}})
 	require.NoError(t, err)
 	require.Empty(t, tl.Silent, "the replaced rank is asked under its new generation")
 	var restarts []timeline.Event
 	for _, l := range tl.Lanes {
 		for _, e := range l.Events {
-			if e.Kind == "restart" && e.To == "restarted" { // the process of the tests records other roles' restarts too
+			if e.Kind == "restart" && e.To == name {
 				require.Empty(t, l.Role)
 				restarts = append(restarts, e)
 			}
