@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"troupe/bus/wire"
+	"troupe/internal/ab"
 )
 
 // TrafficPath is a path of the bytes of values between processes.
@@ -64,8 +65,16 @@ func pathOf(k wire.Kind) (TrafficPath, bool) {
 }
 
 // CountSent and CountReceived count bytes that have left or reached this process outside of the endpoint's own frames.
-func (e *Endpoint) CountSent(p TrafficPath, n int64)     { e.traffic.sent[p].Add(uint64(n)) }
-func (e *Endpoint) CountReceived(p TrafficPath, n int64) { e.traffic.received[p].Add(uint64(n)) }
+func (e *Endpoint) CountSent(p TrafficPath, n int64)     { count(&e.traffic.sent[p], n) }
+func (e *Endpoint) CountReceived(p TrafficPath, n int64) { count(&e.traffic.received[p], n) }
+
+var countTraffic = ab.On(ab.Traffic)
+
+func count(c *atomic.Uint64, n int64) {
+	if countTraffic {
+		c.Add(uint64(n))
+	}
+}
 
 // Traffic returns the counters and the pending calls.
 func (e *Endpoint) Traffic() TrafficReport {
