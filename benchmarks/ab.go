@@ -229,15 +229,13 @@ func cpuTime(pid int) time.Duration {
 
 // echoCluster is a role of n workers that answer with their argument, in this process.
 func echoCluster(ctx context.Context, cfg bus.Config, n int, layout string) (cluster *roles.Cluster, stop func(), err error) {
-	class := actors.NewClass("echo", func(context.Context, actors.Setup) (*echo, error) { return &echo{}, nil })
-	actors.Method(class, "echo", (*echo).Echo)
 	cfg.Name = "bench-workers"
 	workers, err := bus.Open(ctx, cfg)
 	if err != nil {
 		return nil, nil, err
 	}
 	cfg.Name = "bench-driver"
-	local := roles.NewLocal(workers, []*actors.Class{class.Class})
+	local := roles.NewLocal(workers, []*actors.Class{EchoClass()})
 	rt, err := roles.Open(ctx, roles.Config{BusConfig: cfg, Namespace: "bench", Local: local})
 	if err != nil {
 		return nil, nil, errors.Join(err, workers.Close())
@@ -247,7 +245,7 @@ func echoCluster(ctx context.Context, cfg bus.Config, n int, layout string) (clu
 		_ = local.Close(ctx)
 		_ = workers.Close()
 	}
-	if cluster, err = rt.Create(ctx, roles.Spec{Name: "echo", Class: "echo", World: n, OwnConnections: layout == Own}); err != nil {
+	if cluster, err = rt.Create(ctx, roles.Spec{Name: "echo", Class: echoClass, World: n, OwnConnections: layout == Own}); err != nil {
 		stop()
 		return nil, nil, err
 	}

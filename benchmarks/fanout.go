@@ -5,21 +5,25 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"runtime"
 	"slices"
 	"time"
 
 	"troupe/bus"
 	"troupe/dispatch"
+	"troupe/roles"
 )
 
-// FanoutConfig configures Fanout: the time of a ONE_TO_ALL call until all answers are in, for each number of workers and both
-// layouts of connections.
+// FanoutConfig configures Fanout: the time of a ONE_TO_ALL call until all answers are in, for each number of workers, size and
+// layout.
 type FanoutConfig struct {
 	Workers []int
 	Bytes   []int         // sizes of the argument and of each answer; empty: 64
-	Layouts []string      // empty: both
+	Layouts []string      // empty: Own and Shared
 	Each    time.Duration // for one number of workers, size and layout; zero: 3 s
 	URL     string        // of a NATS server to use; empty: an embedded one, reached by TCP on loopback
+	Program string        // the troupe program, for the layout Processes
+	Version string        // of the program, for the results
 	// Rate is how many calls begin in a second. A call that begins late because the one before it has not ended counts from
 	// when it should have begun, so that a stall is not hidden (coordinated omission). Zero: one call after another.
 	Rate float64
@@ -28,7 +32,7 @@ type FanoutConfig struct {
 // FanoutResult is one size and layout.
 type FanoutResult struct {
 	Workers   int     `json:"workers"`
-	Layout    string  `json:"layout"` // own: a connection each; shared: one connection for all workers
+	Layout    string  `json:"layout"` // Own, Shared or Processes
 	Bytes     int     `json:"bytes"`
 	Calls     int     `json:"calls"`
 	P50       float64 `json:"p50_us"`
@@ -40,12 +44,17 @@ type FanoutResult struct {
 	RatioP50  float64 `json:"ratio_p50"`
 	Rate      float64 `json:"rate,omitempty"` // calls a second that were begun; 0: one after another
 	Transport string  `json:"transport"`
+
+	Version string    `json:"version,omitempty"`
+	CPUs    int       `json:"cpus"`
+	At      time.Time `json:"at"`
 }
 
-// Layouts of connections.
+// Layouts of the workers.
 const (
-	Own    = "own"
-	Shared = "shared"
+	Own       = "own"       // goroutines of the driver's process, with a connection each
+	Shared    = "shared"    // goroutines of the driver's process, with one connection for all
+	Processes = "processes" // a process each, started by a head and its agent; the server is the head's
 )
 
 // Fanout measures every number of workers, size and layout and calls each with every result.
@@ -64,7 +73,7 @@ func Fanout(ctx context.Context, cfg FanoutConfig, each func(FanoutResult) error
 			for _, layout := range cfg.Layouts {
 				r, err := fanoutOne(ctx, cfg, n, size, layout)
 				if err != nil {
-					return fmt.Errorf("%d workers, %d bytes, %s connections: %w", n, size, layout, err)
+					return fmt.Errorf("%d workers, %d bytes, layout %s: %w", n, size, layout, err)
 				}
 				if err := each(r); err != nil {
 					return err
@@ -75,33 +84,60 @@ func Fanout(ctx context.Context, cfg FanoutConfig, each func(FanoutResult) error
 	return nil
 }
 
-func fanoutOne(ctx context.Context, cfg FanoutConfig, n, size int, layout string) (_ FanoutResult, err error) {
-	url := cfg.URL
+// fanoutPair is the same fan-out by Troupe and by bare NATS, on one server.
+type fanoutPair struct {
+	ours, floor func(context.Context) error
+	stops       []func()
+}
+
+// stop ends what was started, the last first.
+func (p *fanoutPair) stop() {
+	for _, stop := range slices.Backward(p.stops) {
+		stop()
+	}
+}
+
+// threadPair has its workers in this process.
+func threadPair(ctx context.Context, url string, n int, layout string, arg []byte) (p fanoutPair, err error) {
 	if url == "" {
 		server, err := bus.Open(ctx, bus.Config{Server: bus.ServerConfig{Listen: "127.0.0.1:0"}})
 		if err != nil {
-			return FanoutResult{}, err
+			return p, err
 		}
-		defer func() { _ = server.Close() }() // what was measured is known
+		p.stops = append(p.stops, func() { _ = server.Close() }) // what was measured is known
 		url = server.URL()
 	}
+	ours, stop, err := troupeFanout(ctx, url, n, layout, arg)
+	if err != nil {
+		return p, err
+	}
+	p.ours, p.stops = ours, append(p.stops, stop)
+	if p.floor, stop, err = floorFanout(url, n, layout, arg); err != nil {
+		return p, err
+	}
+	p.stops = append(p.stops, stop)
+	return p, nil
+}
+
+func fanoutOne(ctx context.Context, cfg FanoutConfig, n, size int, layout string) (_ FanoutResult, err error) {
 	arg := bytes.Repeat([]byte{7}, size)
-	ours, stopOurs, err := troupeFanout(ctx, url, n, layout, arg)
+	var pair fanoutPair
+	if layout == Processes {
+		pair, err = processPair(ctx, cfg, n, arg)
+	} else {
+		pair, err = threadPair(ctx, cfg.URL, n, layout, arg)
+	}
+	defer pair.stop()
 	if err != nil {
 		return FanoutResult{}, err
 	}
-	defer stopOurs()
-	floor, stopFloor, err := floorFanout(url, n, layout, arg)
-	if err != nil {
-		return FanoutResult{}, err
-	}
-	defer stopFloor()
-	times, floorTimes, err := interleave(ctx, cfg.Each, cfg.Rate, ours, floor)
+	times, floorTimes, err := interleave(ctx, cfg.Each, cfg.Rate, pair.ours, pair.floor)
 	if err != nil {
 		return FanoutResult{}, err
 	}
 	r := FanoutResult{
 		Workers: n, Layout: layout, Bytes: size, Calls: len(times), Transport: "tcp", Rate: cfg.Rate,
+		Version: cfg.Version, CPUs: runtime.NumCPU(), At: time.Now().UTC().Truncate(time.Second),
 		P50: quantile(times, 0.5), P90: quantile(times, 0.9), P99: quantile(times, 0.99), P999: quantile(times, 0.999), FloorP50: quantile(floorTimes, 0.5), FloorP99: quantile(floorTimes, 0.99),
 	}
 	r.RatioP50 = r.P50 / r.FloorP50
@@ -165,6 +201,11 @@ func troupeFanout(ctx context.Context, url string, n int, layout string, arg []b
 	if err != nil {
 		return nil, nil, err
 	}
+	return echoCall(cluster, n, arg), stop, nil
+}
+
+// echoCall calls all workers of a cluster once, and checks their answers.
+func echoCall(cluster *roles.Cluster, n int, arg []byte) func(context.Context) error {
 	return func(ctx context.Context) error {
 		f, err := cluster.Go(ctx, dispatch.Call{Method: "echo", Args: []any{arg}, Mode: dispatch.OneToAll})
 		if err != nil {
@@ -178,5 +219,5 @@ func troupeFanout(ctx context.Context, url string, n int, layout string, arg []b
 			return fmt.Errorf("%d answers of %d, or a wrong one", len(answers), n)
 		}
 		return nil
-	}, stop, nil
+	}
 }

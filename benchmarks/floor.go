@@ -38,7 +38,7 @@ func floorFanout(url string, n int, layout string, arg []byte) (call func(contex
 			}
 		}
 		nc := worker
-		if _, err = nc.Subscribe("floor.all", func(m *nats.Msg) { _ = nc.Publish(m.Reply, m.Data) }); err == nil {
+		if _, err = nc.Subscribe(floorSubject, func(m *nats.Msg) { _ = nc.Publish(m.Reply, m.Data) }); err == nil {
 			err = nc.Flush()
 		}
 		if err != nil {
@@ -46,17 +46,25 @@ func floorFanout(url string, n int, layout string, arg []byte) (call func(contex
 			return nil, nil, err
 		}
 	}
+	call, err = floorCall(driver, n, arg)
+	return call, stop, err
+}
+
+// floorSubject is where the workers of the floor listen.
+const floorSubject = "floor.all"
+
+// floorCall publishes once and waits for n answers.
+func floorCall(driver *nats.Conn, n int, arg []byte) (func(context.Context) error, error) {
 	if n == 1 {
 		return func(ctx context.Context) error {
-			m, err := driver.RequestWithContext(ctx, "floor.all", arg)
+			m, err := driver.RequestWithContext(ctx, floorSubject, arg)
 			if err == nil && !bytes.Equal(m.Data, arg) {
 				err = fmt.Errorf("a wrong answer")
 			}
 			return err
-		}, stop, nil
+		}, nil
 	}
-	call, err = floorGather(driver, n, arg)
-	return call, stop, err
+	return floorGather(driver, n, arg)
 }
 
 func floorGather(driver *nats.Conn, n int, arg []byte) (func(context.Context) error, error) {
@@ -73,7 +81,7 @@ func floorGather(driver *nats.Conn, n int, arg []byte) (func(context.Context) er
 	}
 	return func(ctx context.Context) error {
 		left.Store(int64(n))
-		if err := driver.PublishRequest("floor.all", inbox, arg); err != nil {
+		if err := driver.PublishRequest(floorSubject, inbox, arg); err != nil {
 			return err
 		}
 		select {

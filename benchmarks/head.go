@@ -24,6 +24,7 @@ type Head struct {
 	store   string
 	state   string // XDG_STATE_HOME: the user's own head is left alone
 	gpus    string
+	nats    string // URL of the NATS server to use; empty: its own
 	process *process
 	ready   struct {
 		URL       string `json:"url"`
@@ -41,7 +42,13 @@ func StartHead(ctx context.Context, program, store, gpus, state string) (*Head, 
 }
 
 func (h *Head) start(ctx context.Context, listen string) error {
-	p, err := startProcess(h.program, h.env(), "up", "--listen", listen, "--store", h.store, "--gpus", h.gpus, "--name", headName, "--json")
+	args := []string{"up", "--store", h.store, "--gpus", h.gpus, "--name", headName, "--json"}
+	if h.nats != "" {
+		args = append(args, "--nats", h.nats)
+	} else {
+		args = append(args, "--listen", listen)
+	}
+	p, err := startProcess(h.program, h.env(), args...)
 	if err != nil {
 		return err
 	}

@@ -3,6 +3,7 @@ package bus
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/nats-io/jwt/v2"
@@ -50,6 +51,8 @@ func (c Config) remedy(err error, now time.Time) string {
 		return credsRemedy(c.CredsFile, err, now)
 	case c.Token != "":
 		return "it does not accept the token; check the token, or give a credentials file if the server requires one"
+	case strings.Contains(strings.Join(c.URLs, ","), "@"):
+		return "it does not accept the user, password or token of the URL; check it, or give a credentials file if the server requires one"
 	}
 	return "it requires credentials and none were given; give its token or a credentials file"
 }

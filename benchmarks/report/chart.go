@@ -53,8 +53,8 @@ func latencyChart(files []File) chart {
 			if r.Bytes != least {
 				continue
 			}
-			add(label(files, f, who(r)+", "+r.Layout), false, float64(r.Workers), r.P50)
-			add(label(files, f, "bare NATS, "+r.Layout), true, float64(r.Workers), r.FloorP50)
+			add(label(files, f, who(r)+", "+r.layout()), false, float64(r.Workers), r.P50)
+			add(label(files, f, "bare NATS, "+r.layout()), true, float64(r.Workers), r.FloorP50)
 		}
 	}
 	return chart{
@@ -77,7 +77,7 @@ func distributionChart(files []File) chart {
 			if r.Workers != most {
 				continue
 			}
-			name := label(files, f, fmt.Sprintf("%s, %s, %d B", who(r), r.Layout, r.Bytes))
+			name := label(files, f, fmt.Sprintf("%s, %s, %s", who(r), r.layout(), bytesText(float64(r.Bytes))))
 			s := &series{name: name}
 			for _, q := range []point{{0.5, r.P50}, {0.9, r.P90}, {0.99, r.P99}, {0.999, r.P999}} {
 				if q.y > 0 {
@@ -89,7 +89,7 @@ func distributionChart(files []File) chart {
 	}
 	quantile := func(v float64) string { return fmt.Sprintf("p%.4g", 100*(1-1/v)) }
 	return chart{
-		Title: fmt.Sprintf("Distribution at %d workers", most), SVG: draw(sorted(lines), "quantile", "µs", quantile, micros),
+		Title: "Distribution at " + workersText(most), SVG: draw(sorted(lines), "quantile", "µs", quantile, micros),
 		Note: "How much slower the slowest calls are than the median: a flat line is a steady one.",
 	}
 }
@@ -101,7 +101,7 @@ func payloadChart(files []File) (chart, bool) {
 	for _, f := range files {
 		for _, r := range f.Results {
 			sizes[r.Bytes] = true
-			name := label(files, f, fmt.Sprintf("%s, %d workers, %s", who(r), r.Workers, r.Layout))
+			name := label(files, f, fmt.Sprintf("%s, %s, %s", who(r), workersText(r.Workers), r.layout()))
 			if lines[name] == nil {
 				lines[name] = &series{name: name}
 			}
@@ -113,6 +113,13 @@ func payloadChart(files []File) (chart, bool) {
 		Title: "Throughput against payload size", SVG: draw(sorted(lines), "bytes", "MB/s", bytesText, count),
 		Note: "Bytes of arguments and answers that pass in a second of calls one after another.",
 	}, len(sizes) > 1
+}
+
+func workersText(n int) string {
+	if n == 1 {
+		return "1 worker"
+	}
+	return fmt.Sprintf("%d workers", n)
 }
 
 func who(r Result) string { return cmp.Or(r.Peer, "Troupe") }
@@ -181,6 +188,21 @@ func (a axis) ticks() []float64 {
 	return []float64{a.low, a.high}
 }
 
+// minTickGap is the least distance of two ticks, as a share of the axis.
+const minTickGap = 0.06
+
+// ticksAt are the values themselves, which are few and known to the reader, without those that are too close to the one before.
+func (a axis) ticksAt(values []float64) []float64 {
+	values = slices.Compact(slices.Sorted(slices.Values(values)))
+	var out []float64
+	for _, v := range values {
+		if len(out) == 0 || a.at(v)-a.at(out[len(out)-1]) >= minTickGap {
+			out = append(out, v)
+		}
+	}
+	return out
+}
+
 func draw(lines []series, xName, yName string, xText, yText func(float64) string) template.HTML {
 	var xs, ys []float64
 	for _, s := range lines {
@@ -193,7 +215,7 @@ func draw(lines []series, xName, yName string, xText, yText func(float64) string
 	put := func(format string, args ...any) { fmt.Fprintf(&b, format, args...) }
 	height := chartHeight + 18*len(lines)
 	put(`<svg viewBox="0 0 %d %d" role="img" aria-label="%s">`, chartWidth, height, template.HTMLEscapeString(yName+" against "+xName))
-	for _, v := range xAxis.ticks() {
+	for _, v := range xAxis.ticksAt(xs) {
 		x := left + plotWidth*xAxis.at(v)
 		put(`<line class="tick" x1="%.1f" y1="%d" x2="%.1f" y2="%.1f"/><text x="%.1f" y="%.1f" text-anchor="middle">%s</text>`, x, top, x, top+plotHeight, x, top+plotHeight+18, template.HTMLEscapeString(xText(v)))
 	}
@@ -238,9 +260,9 @@ func micros(v float64) string {
 func bytesText(v float64) string {
 	switch {
 	case v >= 1<<20:
-		return fmt.Sprintf("%.3g MiB", v/(1<<20))
+		return fmt.Sprintf("%.4g MiB", v/(1<<20))
 	case v >= 1<<10:
-		return fmt.Sprintf("%.3g KiB", v/(1<<10))
+		return fmt.Sprintf("%.4g KiB", v/(1<<10))
 	}
-	return fmt.Sprintf("%.3g B", v)
+	return fmt.Sprintf("%.4g B", v)
 }

@@ -13,6 +13,7 @@ import (
 	"html/template"
 	"io"
 	"slices"
+	"time"
 )
 
 // Result is one line of a file of results. Fields that a line does not have are zero.
@@ -28,7 +29,28 @@ type Result struct {
 	FloorP50 float64 `json:"floor_p50_us"`
 	FloorP99 float64 `json:"floor_p99_us"`
 	Ratio    float64 `json:"ratio_p50"`
+	Rate     float64 `json:"rate,omitempty"` // calls a second; 0: one after another
 	Peer     string  `json:"peer,omitempty"` // whose result it is; empty: Troupe's
+
+	Version string    `json:"version,omitempty"`
+	CPUs    int       `json:"cpus,omitempty"`
+	At      time.Time `json:"at"`
+}
+
+// layout is the layout with the rate, if it is fixed.
+func (r Result) layout() string {
+	if r.Rate > 0 {
+		return fmt.Sprintf("%s, %.4g/s", r.Layout, r.Rate)
+	}
+	return r.Layout
+}
+
+// Row is the layout, the rate and the peer, for the tables of the page.
+func (r Result) Row() string {
+	if r.Peer != "" {
+		return r.Peer + ", " + r.layout()
+	}
+	return r.layout()
 }
 
 // maxLine and maxResults bound what is read of a file.
@@ -73,6 +95,15 @@ type File struct {
 	Results []Result
 }
 
+// Origin says by which version, on how many CPUs and when the results were measured; empty where the file does not.
+func (f File) Origin() string {
+	first := f.Results[0]
+	if first.At.IsZero() {
+		return ""
+	}
+	return fmt.Sprintf("Measured by troupe %s on %d CPUs, %s.", cmp.Or(first.Version, "dev"), first.CPUs, first.At.Format("2006-01-02 15:04 MST"))
+}
+
 //go:embed report.html
 var pageText string
 
@@ -103,6 +134,7 @@ type Comparison struct {
 	Workers     int     `json:"workers"`
 	Layout      string  `json:"layout"`
 	Bytes       int     `json:"bytes"`
+	Rate        float64 `json:"rate,omitempty"`
 	Before      float64 `json:"before_p50_us"`
 	After       float64 `json:"after_p50_us"`
 	RatioBefore float64 `json:"before_ratio_p50"`
@@ -116,18 +148,19 @@ func Compare(before, after []Result) []Comparison {
 	type key struct {
 		workers, bytes int
 		layout, peer   string
+		rate           float64
 	}
 	old := map[key]Result{}
 	for _, r := range before {
-		old[key{r.Workers, r.Bytes, r.Layout, r.Peer}] = r
+		old[key{r.Workers, r.Bytes, r.Layout, r.Peer, r.Rate}] = r
 	}
 	var out []Comparison
 	for _, r := range after {
-		was, ok := old[key{r.Workers, r.Bytes, r.Layout, r.Peer}]
+		was, ok := old[key{r.Workers, r.Bytes, r.Layout, r.Peer, r.Rate}]
 		if !ok {
 			continue
 		}
-		c := Comparison{Workers: r.Workers, Bytes: r.Bytes, Layout: r.Layout, Before: was.P50, After: r.P50, RatioBefore: was.Ratio, RatioAfter: r.Ratio}
+		c := Comparison{Workers: r.Workers, Bytes: r.Bytes, Layout: r.Layout, Rate: r.Rate, Before: was.P50, After: r.P50, RatioBefore: was.Ratio, RatioAfter: r.Ratio}
 		if was.Ratio > 0 {
 			c.Change = 100 * (r.Ratio/was.Ratio - 1)
 		}

@@ -2,6 +2,9 @@ package main
 
 import (
 	"context"
+	"os"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -15,7 +18,7 @@ func newBench(c *cli) *cobra.Command {
 		Short:   "Measure Troupe and bare NATS in the same run",
 		Example: "  troupe bench fanout --workers 1,8,64,512",
 	}
-	cmd.AddCommand(newBenchFanout(c), newBenchPlacement(c), newBenchFaults(c), newBenchPipeline(c), newBenchReport(c), newBenchCheck(c), newBenchAB(c), newBenchABRow(c))
+	cmd.AddCommand(newBenchFanout(c), newBenchPlacement(c), newBenchFaults(c), newBenchPipeline(c), newBenchReport(c), newBenchCheck(c), newBenchAB(c), newBenchABRow(c), newBenchFloorWorker(c))
 	return cmd
 }
 
@@ -25,25 +28,50 @@ func newBenchFanout(c *cli) *cobra.Command {
 		Use:   "fanout",
 		Short: "How long a call of N workers takes until all answers are in",
 		Long: `Fanout calls N echo workers with one ONE_TO_ALL call and waits for all answers, in turns with the same publish and
-gather written with bare nats.go on the same server: for N = 1 that is nc.Request. Workers have a connection each
-("own") or share one ("shared").`,
-		Example: "  troupe bench fanout\n  troupe bench fanout --workers 1,8,64,512 --json",
+gather written with bare nats.go on the same server: for N = 1 that is nc.Request.
+
+The layouts: "own", workers in this process with a connection each; "shared", with one connection for all; "processes", a process
+for each worker, started by a head of its own, and one for each worker of the floor.
+
+With --rate calls begin at fixed times, and a call that begins late counts from when it was due (no coordinated omission).`,
+		Example: `  troupe bench fanout
+  troupe bench fanout --workers 1,8,64,512 --bytes 64,4096,262144 --json > fanout.json
+  troupe bench fanout --workers 8 --layout processes
+  troupe bench fanout --nats nats://user:password@host:4222 --rate 100`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkFanout(cfg); err != nil {
 				return err
 			}
+			program, err := os.Executable()
+			if err != nil {
+				return err
+			}
+			cfg.Program, cfg.Version = program, version
 			return c.benchFanout(cmd.Context(), cfg)
 		},
 	}
 	cmd.Flags().IntSliceVar(&cfg.Workers, "workers", []int{1, 8, 64, 512}, "numbers of workers")
 	cmd.Flags().IntSliceVar(&cfg.Bytes, "bytes", []int{64}, "sizes of the argument and of each answer")
-	cmd.Flags().StringSliceVar(&cfg.Layouts, "layout", []string{benchmarks.Own, benchmarks.Shared}, "connections of the workers: own, shared")
+	cmd.Flags().StringSliceVar(&cfg.Layouts, "layout", []string{benchmarks.Own, benchmarks.Shared}, "layouts of the workers: own, shared, processes")
 	cmd.Flags().Float64Var(&cfg.Rate, "rate", 0, "calls to begin in a second, whether or not the last has ended (default one after another)")
-	cmd.Flags().StringVar(&cfg.URL, "nats", "", "URL of a NATS server to measure on (default one in this process)")
+	cmd.Flags().StringVar(&cfg.URL, "nats", "", "URL of a NATS server with JetStream to measure on (default one of its own)")
 	cmd.Flags().DurationVar(&cfg.Each, "each", 4*time.Second, "time for each size and layout")
 	c.jsonFlag(cmd, "print one JSON object a line instead of a table")
 	return cmd
+}
+
+var layouts = []string{benchmarks.Own, benchmarks.Shared, benchmarks.Processes}
+
+// maxProcesses bounds the workers of the layout processes.
+const maxProcesses = 512
+
+// newBenchFloorWorker is one worker of the floor of bench fanout, which runs it as a process of its own.
+func newBenchFloorWorker(c *cli) *cobra.Command {
+	return &cobra.Command{
+		Use: benchmarks.FloorWorkerCommand[1], Short: "Answer messages as bare NATS would", Hidden: true, Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return benchmarks.FloorWorker(cmd.Context(), c.out) },
+	}
 }
 
 func checkFanout(cfg benchmarks.FanoutConfig) error {
@@ -61,8 +89,11 @@ func checkFanout(cfg benchmarks.FanoutConfig) error {
 		}
 	}
 	for _, l := range cfg.Layouts {
-		if l != benchmarks.Own && l != benchmarks.Shared {
-			return usagef("--layout %q: must be own or shared", l)
+		if !slices.Contains(layouts, l) {
+			return usagef("--layout %q: must be one of %s", l, strings.Join(layouts, ", "))
+		}
+		if most := slices.Max(cfg.Workers); l == benchmarks.Processes && most > maxProcesses {
+			return usagef("--workers %d: the layout processes starts two processes for each worker, and takes at most %d", most, maxProcesses)
 		}
 	}
 	if cfg.Rate < 0 || cfg.Rate > 1e6 {
@@ -76,13 +107,13 @@ func checkFanout(cfg benchmarks.FanoutConfig) error {
 
 func (c *cli) benchFanout(ctx context.Context, cfg benchmarks.FanoutConfig) error {
 	if !c.json {
-		c.printf("%8s %-7s %10s %10s %12s %12s %7s\n", "workers", "layout", "p50 µs", "p99 µs", "floor p50", "floor p99", "ratio")
+		c.printf("%8s %-9s %8s %10s %10s %12s %12s %7s\n", "workers", "layout", "bytes", "p50 µs", "p99 µs", "floor p50", "floor p99", "ratio")
 	}
 	return benchmarks.Fanout(ctx, cfg, func(r benchmarks.FanoutResult) error {
 		if c.json {
 			return c.printJSON(r)
 		}
-		c.printf("%8d %-7s %10.0f %10.0f %12.0f %12.0f %7.2f\n", r.Workers, r.Layout, r.P50, r.P99, r.FloorP50, r.FloorP99, r.RatioP50)
+		c.printf("%8d %-9s %8d %10.0f %10.0f %12.0f %12.0f %7.2f\n", r.Workers, r.Layout, r.Bytes, r.P50, r.P99, r.FloorP50, r.FloorP99, r.RatioP50)
 		return nil
 	})
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"troupe/actors"
+	"troupe/benchmarks"
 	"troupe/internal/terminal"
 	"troupe/roles"
 )
@@ -27,7 +28,7 @@ func main() {
 }
 
 // hosted are the worker classes of this program.
-func hosted() []*actors.Class { return []*actors.Class{textClass()} }
+func hosted() []*actors.Class { return []*actors.Class{textClass(), benchmarks.EchoClass()} }
 
 // insistAfter is the time in which further signals count as the first one: make and timeout signal a process group and then its
 // members, and the kernel sends the parent-death signal once for each thread of the parent.
