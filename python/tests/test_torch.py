@@ -44,6 +44,14 @@ def test_views_gradients_and_writing():
     assert base.detach()[0, 1] == 1, "it is private"
 
 
+def test_tensors_without_dense_elements_are_pickled():
+    codec = _codec.Codec(pickle=True)
+    nested = torch.nested.as_nested_tensor([torch.arange(2), torch.arange(3)], layout=torch.jagged)
+    for value in (torch.empty(3, 4, device="meta"), torch.eye(3).to_sparse(), nested):
+        got = codec.decode(bytearray(codec.encode({"x": value})))["x"]
+        assert got.shape[0] == value.shape[0] and got.layout == value.layout and got.device == value.device
+
+
 def test_dtypes_that_the_wire_has_not_are_named():
     with pytest.raises(troupe.EncodeError, match="complex64"):
         there_and_back(torch.zeros(2, dtype=torch.complex64))
