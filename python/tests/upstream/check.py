@@ -3,7 +3,8 @@
     check.py --gits DIR --python PYTHON [--measure] [areal] [verl] [roll]
 
 DIR holds git directories of the frameworks, under any name; the one with the pinned commit is used. PYTHON has the frameworks'
-dependencies, pytest and pytest-timeout. --measure: calls by both in turns, instead of the tests. Nothing of the frameworks is kept: their files are extracted to a temporary folder.
+dependencies, pytest and pytest-timeout. --measure: calls by both in turns, instead of the tests. Nothing of the frameworks is kept: their
+files are extracted to a temporary folder.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ def run(python: str, suite: dict, folder: str, plugin: str | None, name: str) ->
     for file in files:
         tests = [t for t in suite["tests"] if t.partition("::")[0] == file]
         command = [python, "-m", "pytest", "-p", "no:cacheprovider", "-rA", "--tb=short", "--timeout", "200", "-p", plugin or suite["reference"], *tests]
-        done = subprocess.run(command, cwd=folder, env=environment(suite, folder), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+        done = subprocess.run(
+            command, cwd=folder, env=environment(suite, folder), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        )
         found = {t: o for o, t in re.findall(r"^(PASSED|FAILED|ERROR|SKIPPED) (\S+)", done.stdout, re.M)}
         missing = [t for t in tests if found.get(t) != "PASSED"]
         outcomes.update({t: found.get(t, "MISSING") for t in tests})

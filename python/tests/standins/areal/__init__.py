@@ -229,7 +229,7 @@ _module("infra.rpc.guard.data_blueprint", data_bp=None)
 
 
 _module("infra.utils")
-_module("infra.utils.launcher", get_env_vars=lambda: {}, get_thread_env_vars=lambda cpus, given: {"OMP_NUM_THREADS": str(cpus)})
+_module("infra.utils.launcher", get_env_vars=lambda: {"PYTHONPATH": ""}, get_thread_env_vars=lambda cpus, given: {"OMP_NUM_THREADS": str(cpus)})
 _module("utils")
 _module("utils.network", gethostip=lambda: "127.0.0.1")
 _module("utils.name_resolve", reconfigure=lambda config: None, clear_subtree=lambda name: None)
