@@ -111,6 +111,7 @@ func (r *receiver) call(m *bus.Msg, now time.Time) {
 	r.next = new(delivery)
 	h, body := &d.frame.Header, d.frame.Body
 	d.frame.Body = nil // the calls hold the body until they have run
+	r.host.ep.CountReceived(bus.PathInline, int64(len(body)))
 	if len(body) > maxSharedBody {
 		detach(h)
 	}

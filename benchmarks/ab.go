@@ -52,6 +52,7 @@ var abRows = map[string][]string{
 	ab.QuickValues: {RowCall, RowInFlight},
 	ab.HeapBallast: {RowBodies},
 	ab.Recorder:    {RowCall, RowInFlight},
+	ab.Traffic:     {RowCall, RowInFlight},
 }
 
 // ABValue is one measurement of a row.

@@ -112,6 +112,7 @@ func (rs *downloads) attached(r *download, body []byte) {
 		FreeBody(r.memory, body)
 		return
 	}
+	rs.ep.CountReceived(PathShared, r.ref.Len)
 	rs.finish(r, nil)
 }
 
@@ -164,6 +165,7 @@ func (rs *downloads) want(r *download) {
 // Chunk receives a piece of a body. An empty one says how much was sent before it. A chunk before the current offset
 // belongs to another receiver and is ignored; a chunk beyond it means that one was lost, and the request is repeated.
 func (e *Endpoint) Chunk(f *wire.Frame) {
+	e.CountReceived(PathChunks, int64(len(f.Body)))
 	rs := e.downloads
 	rs.mu.Lock()
 	r := rs.in[f.Header.Ref]

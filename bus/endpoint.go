@@ -46,6 +46,7 @@ type Endpoint struct {
 	references  *References
 	sequencers  *sequencers
 	batcher     *answerBatcher
+	traffic     traffic
 	lastGather  atomic.Pointer[Gather] // of the last answer, if it is not over
 	onAbsent    atomic.Pointer[func(session string)]
 
@@ -106,6 +107,7 @@ func (b *Bus) Endpoint(namespace string) (*Endpoint, error) {
 	b.endpoints[e] = struct{}{}
 	e.spawn(e.sweepLoop)
 	e.spawn(e.batcher.loop)
+	e.spawn(e.reportLoop)
 	e.forgetRecords = recorder.Register(e.openRecords)
 	return e, nil
 }
@@ -185,6 +187,9 @@ func (e *Endpoint) sendFrom(subject, reply string, f *wire.Frame) error {
 	buf := frameBuffers.Get().(*[]byte)
 	*buf = f.Append((*buf)[:0])
 	err := e.bus.publish(subject, reply, *buf)
+	if path, ok := pathOf(f.Kind); ok && err == nil {
+		e.CountSent(path, int64(len(f.Body)))
+	}
 	if cap(*buf) <= 1<<20 {
 		frameBuffers.Put(buf)
 	}
@@ -237,6 +242,9 @@ func (e *Endpoint) receiveFrame(data []byte) {
 	if err := f.Parse(data, nil); err != nil {
 		e.bus.cfg.Logger.Warn("bus: the inbox received a malformed frame", "error", err)
 		return
+	}
+	if f.Kind == wire.KindAnswer || f.Kind == wire.KindResolved {
+		e.CountReceived(PathInline, int64(len(f.Body)))
 	}
 	switch f.Kind {
 	case wire.KindBundle:

@@ -55,3 +55,7 @@ func (r *References) Fill(id uint64, body []byte, memory Memory, failure error) 
 	settle()
 	return true
 }
+
+// CountLent and CountTaken count the bytes of a tensor that was lent, and of one of another process that was received from its device.
+func (r *References) CountLent(n int64)  { r.ep.CountSent(PathDevice, n) }
+func (r *References) CountTaken(n int64) { r.ep.CountReceived(PathDevice, n) }

@@ -21,6 +21,7 @@ import (
 //	troupe.<namespace>.reply.<session>.call.<seq>.<part>         what the server or a peer of another version says of a call
 //	troupe.<namespace>.reply.<session>.knock.<session>           what the server says of another process's inbox
 //	troupe.<namespace>.reply.<session>.timeline                  requests for the flight recorder of one process
+//	troupe.<namespace>.@traffic.<session>                        bytes and pending calls of one process, for observers
 //	troupe.<namespace>.reply.<session>.placement.<seq>           what the placement service says to one process
 //	troupe.<namespace>.@pipeline.<name>.stored.…                 what a pipeline stores, in a JetStream stream of its own
 //	troupe.<namespace>.@pipeline.<name>.body.<stream>.<priority> its large bodies, in streams of their own
@@ -115,6 +116,23 @@ func ParseLife(subject string) (Address, bool) {
 		return Address{}, false
 	}
 	return Address{Namespace: words[1], Role: words[2], Incarnation: words[3]}, true
+}
+
+// TrafficOf is troupe.<namespace>.@traffic.<session>: the reports of one process on its bytes and pending calls.
+func TrafficOf(namespace, session string) string {
+	return tokenRoot + "." + namespace + ".@traffic." + session
+}
+
+// AllTraffic is troupe.*.@traffic.*: the reports of all processes of all namespaces, for observers.
+func AllTraffic() string { return TrafficOf("*", "*") }
+
+// ParseTraffic is the namespace and the session of a report.
+func ParseTraffic(subject string) (namespace, session string, ok bool) {
+	words := strings.Split(subject, ".")
+	if len(words) != 4 || words[0] != tokenRoot || words[2] != "@traffic" {
+		return "", "", false
+	}
+	return words[1], words[3], true
 }
 
 // Exit is troupe.<namespace>.<role>.<incarnation>.exit: how worker processes of the role ended, as their agents say.

@@ -44,6 +44,7 @@ type upload struct {
 	latest    time.Time            // of the newest
 	serving   map[string]*receiver // by session, of the running transfer
 	tried     map[string]bool      // sessions that were served on the common subject once, and are served alone next time
+	pulled    map[string]bool      // sessions that have requested it, and so do not use it in place
 	asker     string               // session of the only receiver, if it is a caller
 	active    time.Time            // of the asker's request or of the last reminder
 	to        string               // subject of the running transfer
@@ -198,6 +199,10 @@ func (h *upload) ask(w want, now time.Time) (start bool, s sentNote) {
 	if served, s := h.served(w, now); served {
 		return false, s
 	}
+	if h.pulled == nil {
+		h.pulled = map[string]bool{}
+	}
+	h.pulled[w.session] = true
 	h.latest, h.active = now, now
 	if h.needed.Len() == 0 && !h.kept {
 		h.asker = w.session
@@ -299,6 +304,9 @@ func (st *uploads) done(f *wire.Frame) {
 		return
 	}
 	h.mu.Lock()
+	if session := f.Header.Session; session != "" && !h.pulled[session] {
+		st.ep.CountSent(PathShared, h.ref.Len)
+	}
 	h.leave(f.Header.Session)
 	for _, r := range f.Header.Ranks.List() {
 		h.needed.Remove(r)

@@ -36,6 +36,7 @@ type Agent struct {
 	spawner    *spawner
 	treeKiller *treeKiller
 	uploader   *logUploader
+	pipes      *pipePoller
 	feeds      *outputFeeds
 	cgroups    cgroups
 	kernel     *kernelLog
@@ -96,6 +97,10 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 		return err
 	}
 	a.folders.b, a.folders.dir = a.cfg.Bus, filepath.Join(a.cfg.Dir, foldersDir)
+	if a.pipes, err = newPipePoller(); err != nil {
+		return bus.Errorf(bus.CodeUnavailable, "watch the output of workers: %w", err)
+	}
+	defer a.pipes.close()
 	a.spawner, a.treeKiller, a.uploader = newSpawner(), newTreeKiller(), newLogUploader(a.cfg.Bus)
 	a.feeds = newOutputFeeds(a.cfg.Bus)
 	defer a.uploader.close()

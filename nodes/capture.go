@@ -3,7 +3,6 @@ package nodes
 import (
 	"context"
 	"errors"
-	"io"
 	"os"
 	"sync"
 	"syscall"
@@ -14,7 +13,7 @@ import (
 
 const (
 	pipeSize     = 256 << 10             // bytes that a worker may print before it blocks on its agent
-	readPause    = 10 * time.Millisecond // between two reads of a worker that prints all the time, so that one read gets many lines
+	readPause    = 50 * time.Millisecond // between two reads of a worker that prints all the time, so that one read gets many lines
 	drainMost    = 8 << 20               // bytes read from a pipe that a process of the tree keeps filling
 	drainTimeout = 2 * time.Second       // how long an exit waits for the last lines on an overloaded machine
 )
@@ -29,47 +28,69 @@ type outputCapture struct {
 
 // pipeReader reads one pipe; its goroutine owns all fields but the channels.
 type pipeReader struct {
-	pipe      *os.File
-	split     splitter
-	emit      func(string)
+	fd        int // does not block
+	poller    *pipePoller
+	splitter  splitter
+	emit      func([]string)
 	raw       func([]byte) // nil: not wanted. It may block, and must not keep the bytes
 	pause     func()
-	wakeCh    chan struct{}      // holds one: the pause between two reads is over
 	readAt    time.Time          // of the last read
-	exitedCh  chan struct{}      // closed by died, with a deadline on the pipe
-	closedCh  chan struct{}      // closed by close, with a deadline on the pipe
+	readyCh   chan struct{}      // holds one: the pipe can be read
+	wakeCh    chan struct{}      // holds one: the rest between two reads is over
+	exitedCh  chan struct{}      // closed by processExited
+	closedCh  chan struct{}      // closed by close
 	drainedCh chan struct{}      // closed when the bytes that were in the pipe at the exit have been read
 	flushCh   chan chan struct{} // holds one: a channel to close when the bytes now in the pipe have been read
 }
 
-// newCapture makes the pipes and starts reading. One goroutine per pipe calls sink with each line, raw, if it is set, with all
-// bytes, and pause when no more lines are ready.
-func newCapture(sink func(OutputStream, string), raw func(OutputStream, []byte), pause func()) (*outputCapture, error) {
+// newCapture makes the pipes and starts reading. One goroutine per pipe calls sink with the lines of each read, raw, if it is
+// set, with all bytes, and pause after each read.
+func newCapture(poller *pipePoller, sink func(OutputStream, []string), raw func(OutputStream, []byte), pause func()) (*outputCapture, error) {
 	c := &outputCapture{}
 	for _, s := range []OutputStream{Stdout, Stderr} {
-		r, w, err := os.Pipe()
+		r, w, err := newPipeReader(poller)
 		if err != nil {
 			c.closeWriteEnds()
 			c.close()
 			return nil, err
-		}
-		if raw, err := w.SyscallConn(); err == nil {
-			const setPipeSize = 1031
-			_ = raw.Control(func(fd uintptr) { _, _, _ = syscall.Syscall(syscall.SYS_FCNTL, fd, setPipeSize, pipeSize) }) // best effort
 		}
 		if s == Stdout {
 			c.stdout = w
 		} else {
 			c.stderr = w
 		}
-		rd := &pipeReader{pipe: r, emit: func(line string) { sink(s, line) }, pause: pause, exitedCh: make(chan struct{}), closedCh: make(chan struct{}), drainedCh: make(chan struct{}), flushCh: make(chan chan struct{}, 1), wakeCh: make(chan struct{}, 1)}
+		r.emit, r.pause = func(lines []string) { sink(s, lines) }, pause
 		if raw != nil {
-			rd.raw = func(p []byte) { raw(s, p) }
+			r.raw = func(p []byte) { raw(s, p) }
 		}
-		c.readers = append(c.readers, rd)
-		c.group.Go(bus.Guard(rd.run))
+		c.readers = append(c.readers, r)
+		c.group.Go(bus.Guard(r.run))
 	}
 	return c, nil
+}
+
+// newPipeReader makes a pipe. Its write end blocks, as programs expect of their output.
+func newPipeReader(poller *pipePoller) (*pipeReader, *os.File, error) {
+	var fds [2]int
+	if err := syscall.Pipe2(fds[:], syscall.O_CLOEXEC); err != nil {
+		return nil, nil, os.NewSyscallError("pipe2", err)
+	}
+	const setPipeSize = 1031
+	_, _, _ = syscall.Syscall(syscall.SYS_FCNTL, uintptr(fds[1]), setPipeSize, pipeSize) // best effort
+	w := os.NewFile(uintptr(fds[1]), "output")
+	r := &pipeReader{
+		fd: fds[0], poller: poller, readyCh: make(chan struct{}, 1), wakeCh: make(chan struct{}, 1), exitedCh: make(chan struct{}), closedCh: make(chan struct{}),
+		drainedCh: make(chan struct{}), flushCh: make(chan chan struct{}, 1),
+	}
+	err := os.NewSyscallError("fcntl", syscall.SetNonblock(r.fd, true))
+	if err == nil {
+		err = poller.add(r)
+	}
+	if err != nil {
+		_, _ = w.Close(), syscall.Close(r.fd)
+		return nil, nil, err
+	}
+	return r, w, nil
 }
 
 // closeWriteEnds closes the agent's copies of the write ends, after the fork.
@@ -86,7 +107,7 @@ func (c *outputCapture) processExited() {
 	late := time.After(drainTimeout)
 	for _, r := range c.readers {
 		close(r.exitedCh)
-		r.interrupt()
+		wake(r.wakeCh)
 	}
 	for _, r := range c.readers {
 		select {
@@ -101,7 +122,7 @@ func (c *outputCapture) processExited() {
 func (c *outputCapture) close() {
 	for _, r := range c.readers {
 		close(r.closedCh)
-		r.interrupt()
+		wake(r.wakeCh)
 	}
 	c.group.Wait()
 }
@@ -117,7 +138,7 @@ func (c *outputCapture) flush(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		r.interrupt()
+		wake(r.wakeCh)
 		select {
 		case <-doneCh:
 		case <-r.drainedCh:
@@ -128,27 +149,55 @@ func (c *outputCapture) flush(ctx context.Context) error {
 	return nil
 }
 
-// interrupt ends a read or the pause between two.
-func (r *pipeReader) interrupt() {
-	_ = r.pipe.SetReadDeadline(time.Now())
-	wake(r.wakeCh)
-}
-
-// read passes on what was read.
-func (r *pipeReader) read(p []byte) {
-	if r.raw != nil && len(p) > 0 {
-		r.raw(p)
+// run reads until close.
+func (r *pipeReader) run() {
+	defer r.closePipe()
+	buf := make([]byte, 32<<10)
+	exitedCh, drained, open := r.exitedCh, false, true
+	for {
+		if open {
+			open = r.poller.arm(r) == nil // fails only if the agent ends
+		}
+		var doneCh chan struct{}
+		var exited, ended bool
+		select {
+		case <-r.readyCh:
+			open = r.readSome(buf)
+		case doneCh = <-r.flushCh:
+			_, open = r.drain(buf, drainMost)
+		case <-exitedCh:
+			exitedCh, exited = nil, true
+			_, open = r.drain(buf, drainMost)
+		case <-r.closedCh:
+			ended = true
+			r.drain(buf, drainMost)
+		}
+		if exited || ended || !open {
+			r.emitLines(r.splitter.rest()) // the end of the line never comes
+			r.pause()
+		}
+		if doneCh != nil {
+			close(doneCh)
+		}
+		if !drained && (exited || ended || !open) {
+			drained = true
+			close(r.drainedCh)
+		}
+		if ended {
+			return
+		}
 	}
-	r.split.write(p, r.emit)
 }
 
-// rest waits a moment if the worker prints all the time and its pipe is not filling up.
-func (r *pipeReader) rest(n int) {
+// readSome reads what is in the pipe, and then waits a moment if the worker prints all the time and its pipe does not fill up,
+// so that the next read gets many lines.
+func (r *pipeReader) readSome(buf []byte) (open bool) {
+	taken, open := r.drain(buf, pipeSize)
 	now := time.Now()
 	often := now.Sub(r.readAt) < 2*readPause
 	r.readAt = now
-	if !often || n > pipeSize/16 {
-		return
+	if !often || taken > pipeSize/4 {
+		return open
 	}
 	t := time.NewTimer(readPause)
 	defer t.Stop()
@@ -156,61 +205,40 @@ func (r *pipeReader) rest(n int) {
 	case <-t.C:
 	case <-r.wakeCh:
 	}
+	return open
 }
 
-// run reads until close. A deadline in the past interrupts the reading when died, flush or close wants something.
-func (r *pipeReader) run() {
-	defer func() { _ = r.pipe.Close() }()
-	buf := make([]byte, 32<<10)
-	for held := false; ; {
-		n, err := r.pipe.Read(buf)
-		r.read(buf[:n])
-		if err == nil {
-			r.pause()
-			r.rest(n)
+// closePipe gives the worker's processes that still print a broken pipe.
+func (r *pipeReader) closePipe() {
+	r.poller.remove(r)
+	_ = syscall.Close(r.fd)
+}
+
+// drain reads what is in the pipe now, about most bytes at most. It returns their number, and whether the pipe is open.
+func (r *pipeReader) drain(buf []byte, most int) (taken int, open bool) {
+	defer r.pause()
+	for taken < most {
+		n, err := syscall.Read(r.fd, buf)
+		if errors.Is(err, syscall.EINTR) {
 			continue
 		}
-		open := errors.Is(err, os.ErrDeadlineExceeded) // otherwise: end of file
-		asked, died, gone := r.wanted()
-		if open {
-			r.drain(buf)
+		if n <= 0 {
+			return taken, errors.Is(err, syscall.EAGAIN)
 		}
-		if died || gone || !open {
-			r.split.flush(r.emit) // the rest of the line never comes
+		if r.raw != nil {
+			r.raw(buf[:n])
 		}
-		r.pause()
-		if asked != nil {
-			close(asked)
+		r.emitLines(r.splitter.split(buf[:n]))
+		if taken += n; n < len(buf) {
+			break // the pipe was empty
 		}
-		if !held && (died || gone || !open) {
-			held = true
-			close(r.drainedCh)
-		}
-		if gone {
-			return
-		}
-		if !open {
-			<-r.closedCh
-			return
-		}
-		r.resume(held)
 	}
+	return taken, true
 }
 
-// wanted is why the reading was interrupted. It is called before the pipe is drained.
-func (r *pipeReader) wanted() (asked chan struct{}, died, gone bool) {
-	select {
-	case asked = <-r.flushCh:
-	default:
-	}
-	return asked, closed(r.exitedCh), closed(r.closedCh)
-}
-
-// resume clears the deadline, unless another interruption came meanwhile.
-func (r *pipeReader) resume(held bool) {
-	_ = r.pipe.SetReadDeadline(time.Time{})
-	if len(r.flushCh) > 0 || closed(r.closedCh) || !held && closed(r.exitedCh) {
-		_ = r.pipe.SetReadDeadline(time.Now())
+func (r *pipeReader) emitLines(lines []string) {
+	if len(lines) > 0 {
+		r.emit(lines)
 	}
 }
 
@@ -220,27 +248,5 @@ func closed(ch chan struct{}) bool {
 		return true
 	default:
 		return false
-	}
-}
-
-// drain reads what is in the pipe now, without blocking.
-func (r *pipeReader) drain(buf []byte) {
-	raw, err := r.pipe.SyscallConn()
-	if err != nil {
-		return
-	}
-	for taken := 0; taken < drainMost; {
-		n, err := 0, error(nil)
-		if raw.Control(func(fd uintptr) { n, err = syscall.Read(int(fd), buf) }) != nil {
-			return
-		}
-		if errors.Is(err, syscall.EINTR) {
-			continue
-		}
-		if n <= 0 || err != nil && !errors.Is(err, io.EOF) {
-			return
-		}
-		r.read(buf[:n])
-		taken += n
 	}
 }

@@ -21,36 +21,56 @@ const (
 	Stderr OutputStream = "stderr"
 )
 
-// splitter splits bytes into lines, which end with
-//
-//	or with \r as progress bars write it. A line that is too long is cut and says so.
+// splitter splits bytes into lines, which end with \n, or with \r as progress bars write it. A line that is too long is cut and
+// says so.
 type splitter struct {
-	line    []byte
-	cut     int  // bytes dropped from this line
-	carried bool // the last byte was a \r, so that a \n after it ends no line
+	line    []byte // of a line whose end has not come
+	cut     int    // bytes dropped from this line
+	carried bool   // the last byte was a \r, so that a \n after it ends no line
 }
 
-// write adds bytes and calls emit with each complete line.
-func (s *splitter) write(p []byte, emit func(string)) {
-	for _, b := range p {
-		switch {
-		case b == '\n' && s.carried:
-		case b == '\n' || b == '\r':
-			emit(s.take())
-		case len(s.line) < lineMost:
-			s.line = append(s.line, b)
-		default:
-			s.cut++
+// split adds bytes and returns the lines that they complete.
+func (s *splitter) split(p []byte) (lines []string) {
+	for text := string(p); text != ""; {
+		if s.carried && text[0] == '\n' {
+			s.carried, text = false, text[1:]
+			continue
 		}
-		s.carried = b == '\r'
+		end := strings.IndexAny(text, "\r\n")
+		if end < 0 {
+			s.carried = false
+			s.keep(text)
+			break
+		}
+		s.carried = text[end] == '\r'
+		lines = append(lines, s.complete(text[:end]))
+		text = text[end+1:]
 	}
+	return lines
 }
 
-// flush emits an incomplete line.
-func (s *splitter) flush(emit func(string)) {
-	if len(s.line) > 0 {
-		emit(s.take())
+// keep adds to the line whose end has not come.
+func (s *splitter) keep(text string) {
+	kept := min(len(text), lineMost-len(s.line))
+	s.line = append(s.line, text[:kept]...)
+	s.cut += len(text) - kept
+}
+
+// complete is the line that ends with this text.
+func (s *splitter) complete(text string) string {
+	if len(s.line) == 0 && len(text) <= lineMost {
+		return strings.ToValidUTF8(text, "\uFFFD")
 	}
+	s.keep(text)
+	return s.take()
+}
+
+// rest is an incomplete line, if there is one.
+func (s *splitter) rest() []string {
+	if len(s.line) == 0 {
+		return nil
+	}
+	return []string{s.take()}
 }
 
 func (s *splitter) take() string {

@@ -33,9 +33,9 @@ func TestSplitter(t *testing.T) {
 			var s splitter
 			var got []string
 			for _, in := range test.in {
-				s.write([]byte(in), func(line string) { got = append(got, line) })
+				got = append(got, s.split([]byte(in))...)
 			}
-			s.flush(func(line string) { got = append(got, line) })
+			got = append(got, s.rest()...)
 			require.Equal(t, test.want, got)
 		})
 	}
@@ -58,7 +58,7 @@ func TestLogFileRotates(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a", "b", "0.0.log")
 	f := logFile{path: path, most: 100}
 	for i := range 40 {
-		f.add(Line{Text: fmt.Sprintf("line %d", i), Stream: Stdout})
+		f.add(time.Now(), 0, Stdout, []string{fmt.Sprintf("line %d", i)})
 		f.flush()
 	}
 	f.close()

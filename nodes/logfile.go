@@ -40,10 +40,13 @@ func logPath(dir string, id WorkerID) string {
 	return filepath.Join(dir, id.Namespace, id.Role, id.Incarnation, fmt.Sprintf("%d.%d.log", id.Rank, id.Gen))
 }
 
-// add buffers a line; flush writes it.
-func (f *logFile) add(l Line) {
-	f.buf = fmt.Appendf(f.buf, "%s %d %s %s\n", stamp(l.At), l.ID.Rank, l.Stream, l.Text)
-	f.lines++
+// add buffers lines that were read at one time; flush writes them.
+func (f *logFile) add(at time.Time, rank int, stream OutputStream, texts []string) {
+	prefix := fmt.Sprintf("%s %d %s ", stamp(at), rank, stream)
+	for _, text := range texts {
+		f.buf = append(append(append(f.buf, prefix...), text...), '\n')
+	}
+	f.lines += len(texts)
 }
 
 // stampLayout is the time at the beginning of a line in a log file.

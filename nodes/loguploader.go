@@ -71,18 +71,20 @@ func newLogUploader(b *bus.Bus) *logUploader {
 	return s
 }
 
-// add queues a line. It does not block.
-func (s *logUploader) add(l Line) {
+// add queues lines of a worker that were read at one time, numbered from first. It does not block.
+func (s *logUploader) add(w *worker, stream OutputStream, at time.Time, first uint64, texts []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	p := s.pending[l.ID]
+	p := s.pending[w.ID]
 	if p == nil {
-		p = &pendingLines{lineBatch: lineBatch{ID: l.ID, Name: l.Name, Node: l.Node}}
-		s.pending[l.ID] = p
+		p = &pendingLines{lineBatch: lineBatch{ID: w.ID, Name: w.Name, Node: w.node.name}}
+		s.pending[w.ID] = p
 	}
-	p.Lines = append(p.Lines, batchLine{l.Stream, l.At, l.Seq, l.Text})
-	p.bytes += len(l.Text) + lineOverhead
-	s.bytes += len(l.Text) + lineOverhead
+	for i, text := range texts {
+		p.Lines = append(p.Lines, batchLine{stream, at, first + uint64(i), text})
+		p.bytes += len(text) + lineOverhead
+		s.bytes += len(text) + lineOverhead
+	}
 	for s.bytes > pendingMost && len(p.Lines) > 1 {
 		s.dropFirst(p)
 	}

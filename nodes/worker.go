@@ -124,7 +124,7 @@ func (w *worker) spawn() error {
 	if feed != nil && feed.mode == OutputRaw {
 		raw = w.addRaw
 	}
-	out, err := newCapture(w.addLine, raw, w.flushLog)
+	out, err := newCapture(w.node.agent.pipes, w.addLines, raw, w.flushLog)
 	if err != nil {
 		return bus.Errorf(bus.CodeUnavailable, "worker %s: make a pipe for its output: %w", w.ID, err)
 	}
@@ -243,35 +243,38 @@ func (w *worker) writeAssignment() (string, error) {
 	return path, WritePrivate(path, data)
 }
 
-// addLine receives a line of output, from the goroutine of its pipe.
-func (w *worker) addLine(stream OutputStream, text string) {
+// addLines receives lines of output, from the goroutine of their pipe.
+func (w *worker) addLines(stream OutputStream, texts []string) {
 	w.outMu.Lock()
 	defer w.outMu.Unlock()
-	w.seq++
-	w.last.add(text)
-	l := Line{ID: w.ID, Name: w.Name, Node: w.node.name, Stream: stream, At: time.Now().UTC(), Seq: w.seq, Text: text}
-	w.log.add(l)
-	w.node.agent.uploader.add(l)
-	if w.feed != nil && w.feed.mode != OutputRaw {
-		w.feedLineLocked(l)
+	now, first := time.Now().UTC(), w.seq+1
+	w.seq += uint64(len(texts))
+	w.log.add(now, w.ID.Rank, stream, texts)
+	w.node.agent.uploader.add(w, stream, now, first, texts)
+	for i, text := range texts {
+		w.last.add(text)
+		if w.feed != nil && w.feed.mode != OutputRaw {
+			w.feedLineLocked(stream, now, first+uint64(i), text)
+		}
 	}
 }
 
 // feedLineLocked sends a line to the driver, if its mode and the limit admit it.
-func (w *worker) feedLineLocked(l Line) {
-	item := OutputItem{Rank: w.ID.Rank, Gen: w.ID.Gen, Stream: l.Stream, Seq: l.Seq, Data: []byte(l.Text)}
-	if l.Stream == Stderr {
+func (w *worker) feedLineLocked(stream OutputStream, at time.Time, seq uint64, text string) {
+	item := OutputItem{Rank: w.ID.Rank, Gen: w.ID.Gen, Stream: stream, Seq: seq}
+	if stream == Stderr {
+		item.Data = []byte(text)
 		w.dying = append(w.dying, item)
 		w.dying = w.dying[max(0, len(w.dying)-dyingLines):]
 	}
-	if w.feed.mode == OutputNone || w.feed.mode == OutputErrors && l.Stream != Stderr {
+	if w.feed.mode == OutputNone || w.feed.mode == OutputErrors && stream != Stderr {
 		return
 	}
-	ok, omitted := w.limit.admit(l.At)
+	ok, omitted := w.limit.admit(at)
 	if !ok {
 		return
 	}
-	item.LeftOut = omitted
+	item.Data, item.LeftOut = []byte(text), omitted
 	if !w.feed.add(item) {
 		w.limit.omitted += omitted + 1
 	}

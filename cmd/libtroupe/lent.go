@@ -121,3 +121,25 @@ func troupe_fill(runtime, number C.uint64_t, how C.int32_t, body *C.char, n C.ui
 	}
 	return statusOK
 }
+
+// troupe_count_device counts the bytes of a tensor for the metrics: lent by this process, or, with 1 in taken, received from the device of
+// another process. It does not block.
+//
+//export troupe_count_device
+func troupe_count_device(runtime C.uint64_t, taken C.int32_t, n C.uint64_t) (status C.int32_t) {
+	defer guard(&status)
+	c, err := getCore()
+	if err != nil {
+		return C.int32_t(setError(statusInvalid, err))
+	}
+	all, err := c.references(uint64(runtime))
+	switch {
+	case err != nil:
+		return statusUnknown
+	case taken != 0:
+		all.CountTaken(int64(n))
+	default:
+		all.CountLent(int64(n))
+	}
+	return statusOK
+}

@@ -24,8 +24,8 @@ const deployDir = "../../deploy"
 func exportedMetrics() map[string]bool {
 	names := map[string]bool{}
 	for _, d := range []*prometheus.Desc{
-		upDesc, refusedDesc, storeDesc, fullDesc, nodeDesc, cordonDesc, deviceDesc, unfitDesc, memoryDesc, busyDesc, heatDesc, powerDesc, reservedDesc, waitingDesc, longestDesc,
-		rolesDesc, restartsDesc, workersDesc, queuedDesc, runningDesc, oldestDesc, errorsDesc, callsDesc,
+		upDesc, infoDesc, refusedDesc, storeDesc, fullDesc, nodeDesc, cordonDesc, deviceDesc, unfitDesc, memoryDesc, busyDesc, heatDesc, powerDesc, reservedDesc, waitingDesc, longestDesc,
+		rolesDesc, restartsDesc, workersDesc, queuedDesc, runningDesc, oldestDesc, errorsDesc, callsDesc, gathersDesc, waitedDesc, bytesDesc,
 		itemsDesc, itemsMaxDesc, itemBytesDesc, itemAgeDesc, itemsInDesc, itemsOutDesc, blockedDesc, deadDesc, stageFlyDesc, stageDoneDesc, stageRetryDesc,
 		jetStreamDesc, streamDesc, streamMaxDesc, streamMsgsDesc, roundTripDesc,
 	} {

@@ -32,6 +32,7 @@ type metrics struct {
 // The descriptions, in the order of output.
 var (
 	upDesc       = describe("up", "1 if the placement service answers.")
+	infoDesc     = describe("head_info", "1; its label is the version of the head.", "version")
 	refusedDesc  = describe("connections_refused_total", "Connections without credentials.")
 	storeDesc    = describe("store_bytes", "Bytes of the head's store: used, reserved (set aside for streams), limit (--store-limit), free (on its disk).", "kind")
 	fullDesc     = describe("store_full", "1 if the head's store takes no writes, because its disk is full or cannot be written.")
@@ -72,7 +73,7 @@ func serveMetrics(at, token string, b *bus.Bus, log *slog.Logger) (where string,
 		return "", nil, errors.Join(err, listener.Close())
 	}
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(&metrics{b: b, client: client, log: log}, &roleMetrics{b: b, workers: observer.Workers, log: log}, &pipelineMetrics{b: b, log: log}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry.MustRegister(&metrics{b: b, client: client, log: log}, &roleMetrics{b: b, workers: observer.Workers, traffic: observer.Traffic, log: log}, &pipelineMetrics{b: b, log: log}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	handler := dashboard.Handler(dashboard.Config{
 		Bus: b, Observer: observer, Token: token,
 		Metrics: promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4, Timeout: 2 * scrapeWait}),
@@ -108,6 +109,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	defer cancel()
 	ch <- prometheus.MustNewConstMetric(refusedDesc, prometheus.CounterValue, float64(m.b.Refused()))
 	t := gauges(ch)
+	t.send(infoDesc, 1, version)
 	if usage, ours := m.b.Store(); ours {
 		t.send(fullDesc, one(usage.Full))
 		for kind, bytes := range map[string]int64{"used": usage.Used, "reserved": usage.Reserved, "limit": usage.Limit, "free": usage.Free} {
@@ -183,12 +185,14 @@ func (t gauges) sample(d gpu.Device, node, index string) {
 func (t gauges) queue(list placement.Listing) {
 	type kind struct{ namespace, state string }
 	reservations, waiting, longest := map[kind]int{}, map[string]int{}, map[string]int64{}
+	namespaces := namespaceLabels{}
 	for _, r := range list.Records {
-		reservations[kind{r.Namespace, string(r.State)}]++
+		reservations[kind{namespaces.of(r.Namespace), string(r.State)}]++
 	}
 	for _, w := range list.Waiting {
-		waiting[w.Namespace]++
-		longest[w.Namespace] = max(longest[w.Namespace], w.Waited)
+		namespace := namespaces.of(w.Namespace)
+		waiting[namespace]++
+		longest[namespace] = max(longest[namespace], w.Waited)
 	}
 	for k, n := range reservations {
 		t.send(reservedDesc, float64(n), k.namespace, k.state)
@@ -197,4 +201,15 @@ func (t gauges) queue(list placement.Listing) {
 		t.send(waitingDesc, float64(n), namespace)
 		t.send(longestDesc, float64(longest[namespace])/1000, namespace)
 	}
+}
+
+// namespaceLabels bounds the namespaces of one scrape: further ones share a label.
+type namespaceLabels map[string]bool
+
+func (l namespaceLabels) of(namespace string) string {
+	if !l[namespace] && len(l) >= dashboard.MaxNamespaces {
+		return dashboard.OtherNamespaces
+	}
+	l[namespace] = true
+	return namespace
 }

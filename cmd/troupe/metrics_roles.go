@@ -13,11 +13,16 @@ import (
 	"troupe/roles"
 )
 
-// roleMetrics tells Prometheus about roles, workers and calls. The numbers come from the registry and from the heartbeats of
-// the workers. A head observes at most 1,024 roles and 64 methods of each, which bounds the number of series.
+// maxRoleMetrics bounds the number of series of the registry. Further roles are counted by state alone.
+const maxRoleMetrics = 1024
+
+// roleMetrics tells Prometheus about roles, workers, calls and the bytes that they move. The numbers come from the registry, from the
+// heartbeats of the workers and from the reports of all processes. A head observes at most 1,024 roles, 64 methods of each and the bytes of
+// 256 namespaces, which bounds the number of series.
 type roleMetrics struct {
 	b       *bus.Bus
 	workers *dashboard.Workers
+	traffic *dashboard.Traffic
 	log     *slog.Logger
 }
 
@@ -29,6 +34,9 @@ var (
 	runningDesc  = describe("role_calls_running", "Calls that run.", "namespace", "role")
 	oldestDesc   = describe("role_call_running_seconds_max", "How long the oldest running call of a role has been running.", "namespace", "role")
 	errorsDesc   = describe("role_call_errors_total", "Calls that ended with an error.", "namespace", "role", "method")
+	gathersDesc  = describe("role_gathers_pending", "Calls on a role that its callers still wait for: some of its ranks have not answered.", "namespace", "role")
+	waitedDesc   = describe("role_gather_pending_seconds_max", "How long the oldest of them has been waited for.", "namespace", "role")
+	bytesDesc    = describe("bytes_total", "Bytes of arguments and results by path: inline (in the message), chunks (over the bus), shared (memory of the host), device.", "namespace", "path", "direction")
 	callsDesc    = describe("role_calls_seconds", "Run times of the calls that have ended.", "namespace", "role", "method")
 )
 
@@ -46,19 +54,37 @@ func (m *roleMetrics) Collect(ch chan<- prometheus.Metric) {
 	}
 	type kind struct{ namespace, state string }
 	states := map[kind]int{}
-	for _, r := range records {
-		states[kind{r.Namespace, string(r.State)}]++
+	namespaces := namespaceLabels{}
+	for i, r := range records {
+		states[kind{namespaces.of(r.Namespace), string(r.State)}]++
+		if i >= maxRoleMetrics {
+			continue
+		}
 		ch <- prometheus.MustNewConstMetric(restartsDesc, prometheus.CounterValue, float64(r.Restarts), r.Namespace, r.Name)
 	}
 	for k, n := range states {
 		t.send(rolesDesc, float64(n), k.namespace, k.state)
 	}
+	t.traffic(m.traffic)
 	seen := map[[2]string]bool{} // two incarnations of a role are one series: the first that is listed is kept
 	for _, r := range m.workers.Roles(time.Now()) {
 		if key := [2]string{r.Namespace, r.Role}; !seen[key] && current(records, r.Address) {
 			seen[key] = true
 			t.workers(r)
 		}
+	}
+}
+
+func (t gauges) traffic(from *dashboard.Traffic) {
+	for _, n := range from.Namespaces() {
+		for p := range bus.TrafficPaths {
+			t.count(bytesDesc, n.Sent[p], n.Namespace, p.String(), "sent")
+			t.count(bytesDesc, n.Received[p], n.Namespace, p.String(), "received")
+		}
+	}
+	for _, p := range from.Pending(time.Now()) {
+		t.send(gathersDesc, float64(p.Calls), p.Namespace, p.Role)
+		t.send(waitedDesc, p.Oldest.Seconds(), p.Namespace, p.Role)
 	}
 }
 

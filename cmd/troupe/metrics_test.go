@@ -1,10 +1,15 @@
 package main
 
 import (
+	"context"
 	"io"
 	"net"
 	"net/http"
+	"regexp"
+	"strconv"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -52,4 +57,50 @@ func TestNoMetricsByDefault(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { require.NoError(t, l.Close()) }()
 	require.Contains(t, u.fails(1, "up", "--listen", "127.0.0.1:0", "--gpus", "none", "--metrics", l.Addr().String()), l.Addr().String())
+}
+
+// A head exports the bytes that calls move, by path and direction, and the calls that their callers wait for.
+func TestTrafficMetrics(t *testing.T) {
+	t.Parallel()
+	u := newShell(t)
+	head, _ := u.up("--metrics", "127.0.0.1:0")
+	u.runs(four)
+	text := strings.Repeat("x", 1000)
+	u.output("call", "four", "same", "--args", `"`+text+`"`)                      // in its message
+	u.output("call", "four", "same", "--args", `"`+strings.Repeat(text, 200)+`"`) // in chunks
+	value := func(all, name string) float64 {
+		found := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(name) + ` (\S+)$`).FindStringSubmatch(all)
+		if found == nil {
+			return -1
+		}
+		v, err := strconv.ParseFloat(found[1], 64)
+		require.NoError(t, err)
+		return v
+	}
+	bytes := func(path, direction string) string {
+		return `troupe_bytes_total{direction="` + direction + `",namespace="default",path="` + path + `"}`
+	}
+	require.Eventually(t, func() bool { // the callers have reported with their end, the workers do within seconds
+		all := scrape(t, head.Metrics)
+		return value(all, bytes("inline", "sent")) > 2000 && value(all, bytes("inline", "received")) > 2000 &&
+			value(all, bytes("chunks", "sent")) > 400_000 && value(all, bytes("chunks", "received")) > 400_000 &&
+			value(all, bytes("shared", "sent")) == 0 && value(all, bytes("device", "received")) == 0
+	}, 20*time.Second, 100*time.Millisecond)
+
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = execute(ctx, []string{"call", "four", "wait"}, &cli{out: io.Discard, err: io.Discard, env: u.getenv})
+	}()
+	require.Eventually(t, func() bool {
+		all := scrape(t, head.Metrics)
+		return value(all, `troupe_role_gathers_pending{namespace="default",role="four"}`) == 1 &&
+			value(all, `troupe_role_gather_pending_seconds_max{namespace="default",role="four"}`) > 0
+	}, 20*time.Second, 100*time.Millisecond)
+	cancel()
+	<-done
+	require.Eventually(t, func() bool {
+		return value(scrape(t, head.Metrics), `troupe_role_gathers_pending{namespace="default",role="four"}`) == -1
+	}, 20*time.Second, 100*time.Millisecond)
 }

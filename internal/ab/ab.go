@@ -14,10 +14,11 @@ const (
 	QuickValues = "quick_values" // wire, actors: single plain arguments and results without reflection
 	HeapBallast = "heap_ballast" // cmd/troupe: fewer collections while large bodies pass through a head
 	Recorder    = "recorder"     // bus/recorder: no optimisation but the flight recorder; its gain is negative, its cost
+	Traffic     = "traffic"      // bus: no optimisation but the counters of bytes by path; its gain is negative, its cost
 )
 
 // Names are all of them.
-var Names = []string{BatchWrites, QuickValues, HeapBallast, Recorder}
+var Names = []string{BatchWrites, QuickValues, HeapBallast, Recorder, Traffic}
 
 var off = strings.Split(os.Getenv("TROUPE_AB_OFF"), ",")
 

@@ -146,6 +146,7 @@ def _load() -> ctypes.PyDLL:
         ("troupe_lent", i32, ()),
         ("troupe_take_lent", i64, (ptr, u64)),
         ("troupe_lend", i64, (u64,)),
+        ("troupe_count_device", i32, (u64, i32, u64)),
         ("troupe_fill", i32, (u64, u64, i32, ptr, u64)),
         ("troupe_span", u64, (u64, ctypes.c_char_p, u64)),
         ("troupe_span_end", i32, (u64, i32)),

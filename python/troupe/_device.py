@@ -117,6 +117,7 @@ class Lender:
             raise self._core.fail(number)
         self._sessions[session.id] = session.session
         self._tensors[session.session, number] = lent
+        self._core.lib.troupe_count_device(session.id, 0, lent.nbytes)
         return number
 
     def find(self, owner: str, number: int) -> Lent | None:
@@ -321,16 +322,23 @@ def receive(codec: _codec.Codec, fields: Any) -> Any:
     on_device = backend().ready()
     if on_device and (value := _open(fields, nbytes, ref if share else None)) is not None:
         counters["shared" if share else "opened"] += 1
+        _count_taken(nbytes)
         return value
     if path and mode() != "bus":
         source = _source(path)
         if source is not None and (value := _staged(source, owner, number, dtype, shape, nbytes, on_device)) is not None:
             counters["staged"] += 1
+            _count_taken(nbytes)
             return value
     counters["bus"] += 1
     ref._codec = codec
     value = ref.result()
     return backend().to_device(value) if on_device else value
+
+
+def _count_taken(nbytes: int) -> None:
+    session = _session.current(start=False)
+    session.core.lib.troupe_count_device(session.id, 1, nbytes)
 
 
 def _open(fields: dict[str, Any], nbytes: int, keep: Any) -> Any:

@@ -34,6 +34,7 @@ type Role struct {
 // Observer collects snapshots. One reading serves all viewers of the same second.
 type Observer struct {
 	Workers *Workers
+	Traffic *Traffic
 	Events  *Events
 
 	b       *bus.Bus
@@ -61,12 +62,19 @@ func Observe(b *bus.Bus, events *Events, version string) (*Observer, error) {
 		client.Close()
 		return nil, err
 	}
-	return &Observer{Workers: workers, Events: events, b: b, client: client, version: version}, nil
+	traffic, err := WatchTraffic(b)
+	if err != nil {
+		workers.Close()
+		client.Close()
+		return nil, err
+	}
+	return &Observer{Workers: workers, Traffic: traffic, Events: events, b: b, client: client, version: version}, nil
 }
 
 // Close ends it. The events stay the caller's.
 func (o *Observer) Close() {
 	o.Workers.Close()
+	o.Traffic.Close()
 	o.client.Close()
 }
 
