@@ -16,6 +16,7 @@ export CGO_CFLAGS ?= -O2 -Wno-deprecated-declarations
 .PHONY: help build demo test go-test race lint verify heavy fuzz soak clean version man release wheel
 .PHONY: python python-test python-test-core python-test-ray python-lint browser-test gpu-check
 .PHONY: bench bench-check bench-python bench-ray bench-output bench-device memory-python
+.PHONY: adapters-check adapters-measure
 .PHONY: crash-model chaos soak-pipeline shm-faults placement-histories
 
 help: ## this list
@@ -127,6 +128,13 @@ memory-python: ## resident memory of a driver and its workers before, during and
 
 bench-device: ## tensors on a GPU between workers: checks, and 1 GiB by each way (MIB, ROUNDS); needs a GPU and a PYTHON with torch; `make python` first
 	@PYTHONPATH=python $(PYTHON) benchmarks/python/device_tensors.py
+
+FRAMEWORKS ?= areal
+adapters-check: ## frameworks' own tests with troupe.adapters and without: GITS has their git directories, PYTHON their dependencies (FRAMEWORKS); `make python` first
+	@$(PYTHON) python/tests/upstream/check.py --gits $(GITS) --python $(PYTHON) $(FRAMEWORKS)
+
+adapters-measure: ## calls by frameworks with troupe.adapters and without, in turns: GITS, PYTHON, FRAMEWORKS as above
+	@$(PYTHON) python/tests/upstream/check.py --measure --gits $(GITS) --python $(PYTHON) $(FRAMEWORKS)
 
 SHM_ROUNDS ?= 200
 shm-faults: ## 200 rounds of processes killed, stopped and forked while large values are on their way (SHM_ROUNDS); `make python` first

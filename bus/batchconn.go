@@ -342,8 +342,8 @@ func (b *Bus) Push() {
 
 // adopt enables batches on the connection that NATS has just made, if the bus can write the NATS protocol to it.
 func (b *Bus) adopt(nc *nats.Conn) {
-	w := b.dialled.Load()
-	if _, err := nc.TLSConnectionState(); err == nil || strings.HasPrefix(nc.ConnectedUrl(), "ws") {
+	w := b.dialled.Load() // below TLS, if there is any; TLSConnectionState is not safe for concurrent use
+	if nc.Opts.Secure || nc.TLSRequired() || strings.HasPrefix(nc.ConnectedUrl(), "ws") {
 		w = nil
 	}
 	b.wire.Store(w)

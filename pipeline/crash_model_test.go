@@ -134,7 +134,7 @@ func (m *usageModel) prepare(ctx context.Context) {
 		m.takeSome(ctx)
 		st, err := m.c.Status(ctx)
 		return err == nil && st.Dead >= 400 && st.Streams[0].Items+st.Streams[1].Items+st.Streams[2].Items == 0
-	}, 20*time.Second, 10*time.Millisecond)
+	}, time.Minute, 10*time.Millisecond)
 	time.Sleep(2500 * time.Millisecond) // the server does not report its compaction
 }
 

@@ -1,6 +1,7 @@
 package roles
 
 import (
+	"maps"
 	"net"
 	"strconv"
 
@@ -64,11 +65,15 @@ func (r RoleRecord) rankEnvironments() rankEnvironments {
 
 // environment is a rank's own. LOCAL_RANK is 0, because a worker sees only its own devices.
 func (s rankEnvironments) environment(rank int, params *startParams) map[string]string {
+	env := map[string]string{}
+	if rank < len(params.RankEnv) {
+		maps.Copy(env, params.RankEnv[rank])
+	}
 	if params.Program.OwnVariables {
-		return nil
+		return env
 	}
 	placed := s.rec.Placements[rank]
-	env := map[string]string{"CLUSTER_NAME": s.rec.Name, "WORKER_NAME": placed.Name}
+	env["CLUSTER_NAME"], env["WORKER_NAME"] = s.rec.Name, placed.Name
 	if params.LateRendezvous {
 		return env
 	}

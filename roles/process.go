@@ -2,6 +2,7 @@ package roles
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"os"
@@ -35,6 +36,8 @@ type Process struct {
 	Exclude []string
 	// Env is the environment. Variables that Troupe sets are refused: see Protected.
 	Env map[string]string
+	// RankEnv is the part of the environment that ranks do not share: none, or one for each rank. It wins over Env.
+	RankEnv []map[string]string
 	// LateRendezvous leaves RANK, WORLD_SIZE, MASTER_ADDR and the other rendezvous variables to the workers.
 	LateRendezvous bool
 	// OwnVariables leaves the rendezvous variables, those of visible devices, CLUSTER_NAME and WORKER_NAME to Env: values there are set as
@@ -133,21 +136,32 @@ func (p *Process) pause(n int) time.Duration {
 	return min(pause, p.MaxBackoff)
 }
 
+// checkEnvironment calls bad for each variable that field may not have.
+func (p *Process) checkEnvironment(field string, env map[string]string, bad func(format string, args ...any)) {
+	for _, name := range slices.Sorted(maps.Keys(env)) {
+		switch {
+		case p.protects(name):
+			bad("%s: %s is set by Troupe%s", field, name, p.remedy(name))
+		case name == "" || strings.ContainsAny(name, "=\x00"):
+			bad("%s: %q is not a valid name of a variable", field, name)
+		case strings.Contains(env[name], "\x00"):
+			bad("%s: the value of %s contains a zero byte", field, name)
+		}
+	}
+}
+
 // check returns all errors at once.
 func (p *Process) check(role string, world int) error {
 	var errs []error
 	bad := func(format string, args ...any) {
 		errs = append(errs, bus.Errorf(bus.CodeInvalid, "role %q: "+format, append([]any{role}, args...)...))
 	}
-	for _, name := range slices.Sorted(maps.Keys(p.Env)) {
-		switch {
-		case p.protects(name):
-			bad("Env: %s is set by Troupe%s", name, p.remedy(name))
-		case name == "" || strings.ContainsAny(name, "=\x00"):
-			bad("Env: %q is not a valid name of a variable", name)
-		case strings.Contains(p.Env[name], "\x00"):
-			bad("Env: the value of %s contains a zero byte", name)
-		}
+	if n := len(p.RankEnv); n > 0 && n != world {
+		bad("RankEnv: %d environments for %d workers; set none, or one for each", n, world)
+	}
+	p.checkEnvironment("Env", p.Env, bad)
+	for rank, env := range p.RankEnv {
+		p.checkEnvironment(fmt.Sprintf("RankEnv[%d]", rank), env, bad)
 	}
 	if len(p.Command) > 0 && p.Command[0] == "" {
 		bad("Command: the name of the program is empty")

@@ -19,20 +19,21 @@ const maxStored = 512 << 10
 // role's record, so that the head can restart them when the driver cannot. It contains the workers' environment, which
 // may have secrets: readers need the same credentials as for launch messages, and it is never printed.
 type startParams struct {
-	Incarnation    string            `msgpack:"incarnation"`
-	Program        nodes.Program     `msgpack:"program"`
-	LateRendezvous bool              `msgpack:"late_rendezvous,omitempty"`
-	Config         wire.Raw          `msgpack:"config"`
-	QueueLimit     int               `msgpack:"queue_limit,omitempty"`
-	PanicFails     bool              `msgpack:"panic_fails,omitempty"`
-	Needs          placement.Request `msgpack:"needs"`
-	Over           string            `msgpack:"over,omitempty"`
-	Private        bool              `msgpack:"private,omitempty"` // see Assignment
-	PlaceTimeout   time.Duration     `msgpack:"place_timeout"`
-	StartTimeout   time.Duration     `msgpack:"start_timeout"`
-	Restarts       int               `msgpack:"restarts"`
-	Backoff        time.Duration     `msgpack:"backoff"`
-	MaxBackoff     time.Duration     `msgpack:"max_backoff"`
+	Incarnation    string              `msgpack:"incarnation"`
+	Program        nodes.Program       `msgpack:"program"`
+	RankEnv        []map[string]string `msgpack:"rank_env,omitempty"`
+	LateRendezvous bool                `msgpack:"late_rendezvous,omitempty"`
+	Config         wire.Raw            `msgpack:"config"`
+	QueueLimit     int                 `msgpack:"queue_limit,omitempty"`
+	PanicFails     bool                `msgpack:"panic_fails,omitempty"`
+	Needs          placement.Request   `msgpack:"needs"`
+	Over           string              `msgpack:"over,omitempty"`
+	Private        bool                `msgpack:"private,omitempty"` // see Assignment
+	PlaceTimeout   time.Duration       `msgpack:"place_timeout"`
+	StartTimeout   time.Duration       `msgpack:"start_timeout"`
+	Restarts       int                 `msgpack:"restarts"`
+	Backoff        time.Duration       `msgpack:"backoff"`
+	MaxBackoff     time.Duration       `msgpack:"max_backoff"`
 }
 
 func startParamsKey(role string) string { return "recipe." + role }
@@ -46,7 +47,7 @@ func (r RoleRecord) restarts() bool {
 func (r *startParams) restartProcess() *Process {
 	return &Process{
 		Needs: r.Needs, Over: r.Over, PlaceTimeout: r.PlaceTimeout, Restarts: r.Restarts, Backoff: r.Backoff, MaxBackoff: r.MaxBackoff,
-		LateRendezvous: r.LateRendezvous,
+		LateRendezvous: r.LateRendezvous, RankEnv: r.RankEnv,
 	}
 }
 
@@ -56,7 +57,7 @@ func (c *Cluster) storeStartParams(ctx context.Context, config wire.Raw) error {
 	p, rec := c.spec.Process, c.Record()
 	c.mu.Lock()
 	c.startParams = &startParams{
-		Incarnation: rec.Incarnation, Program: c.program, LateRendezvous: p.LateRendezvous, Config: config, QueueLimit: c.spec.QueueLimit,
+		Incarnation: rec.Incarnation, Program: c.program, RankEnv: p.RankEnv, LateRendezvous: p.LateRendezvous, Config: config, QueueLimit: c.spec.QueueLimit,
 		Private: c.rt.cfg.Private || c.rt.bus.Embedded(), PanicFails: c.spec.PanicFails, Needs: p.Needs, Over: p.Over, PlaceTimeout: p.PlaceTimeout, StartTimeout: c.spec.StartTimeout,
 		Restarts: p.Restarts, Backoff: p.Backoff, MaxBackoff: p.MaxBackoff,
 	}

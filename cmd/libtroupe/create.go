@@ -29,16 +29,17 @@ type specRequest struct {
 	StartTimeout float64       `msgpack:"start_timeout"` // seconds
 	StopGrace    float64       `msgpack:"stop_grace"`
 
-	Command        []string          `msgpack:"command"`
-	Dir            string            `msgpack:"dir"`
-	Ship           string            `msgpack:"ship"` // a folder to ship, instead of Dir
-	Exclude        []string          `msgpack:"exclude"`
-	Env            map[string]string `msgpack:"env"`
-	LateRendezvous bool              `msgpack:"late_rendezvous"`
-	OwnVariables   bool              `msgpack:"own_variables"`
-	Policy         string            `msgpack:"policy"`
-	Restarts       int               `msgpack:"restarts"`
-	Output         nodes.OutputMode  `msgpack:"output"` // empty: that of the runtime
+	Command        []string            `msgpack:"command"`
+	Dir            string              `msgpack:"dir"`
+	Ship           string              `msgpack:"ship"` // a folder to ship, instead of Dir
+	Exclude        []string            `msgpack:"exclude"`
+	Env            map[string]string   `msgpack:"env"`
+	RankEnv        []map[string]string `msgpack:"rank_env"` // none, or one for each rank
+	LateRendezvous bool                `msgpack:"late_rendezvous"`
+	OwnVariables   bool                `msgpack:"own_variables"`
+	Policy         string              `msgpack:"policy"`
+	Restarts       int                 `msgpack:"restarts"`
+	Output         nodes.OutputMode    `msgpack:"output"` // empty: that of the runtime
 
 	// Mapping is a device mapping as text, or empty; its devices are those of the reservation Colocate, if that is set.
 	Mapping  string             `msgpack:"mapping"`
@@ -64,7 +65,7 @@ func (s specRequest) spec() (roles.Spec, error) {
 		Name: s.Name, Class: s.Class, World: s.World, Mesh: s.Mesh, Ordered: s.Ordered, Detached: s.Detached, EndsWithRun: s.EndsWithRun, QueueLimit: s.QueueLimit,
 		StartTimeout: seconds(s.StartTimeout), StopGrace: seconds(s.StopGrace),
 		Process: &roles.Process{
-			Command: s.Command, Dir: s.Dir, Ship: s.Ship, Exclude: s.Exclude, Env: s.Env, LateRendezvous: s.LateRendezvous, OwnVariables: s.OwnVariables, Needs: needs,
+			Command: s.Command, Dir: s.Dir, Ship: s.Ship, Exclude: s.Exclude, Env: s.Env, RankEnv: s.RankEnv, LateRendezvous: s.LateRendezvous, OwnVariables: s.OwnVariables, Needs: needs,
 			Policy: roles.Policy(s.Policy), Restarts: s.Restarts, PlaceTimeout: seconds(s.PlaceTimeout), OutputMode: s.Output,
 		},
 	}

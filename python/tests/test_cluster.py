@@ -383,6 +383,13 @@ def test_a_role_with_variables_of_its_own_gets_no_others(session):
     actor.cluster.shutdown()
     with troupe.Cluster("own_none", worker_classes.BasicWorker, worker_config=config(2, own_variables=True)) as c:
         assert c.workers[1].first_environment(*mine) == {}
+    ranks = [{"RANK": str(4 + i), "MASTER_PORT": "29500"} for i in range(2)]
+    with troupe.Cluster("own_each", worker_classes.BasicWorker, worker_config=config(2, own_variables=True, env=ranks)) as c:
+        assert [w.first_environment(*mine) for w in c.workers] == ranks
+    with pytest.raises(troupe.InvalidError, match="env has 2 environments for 3 workers"):
+        troupe.Cluster("own_few", worker_classes.BasicWorker, worker_config=config(3, env=ranks, own_variables=True))
+    with pytest.raises(troupe.InvalidError, match="one for each rank"):
+        troupe.Cluster("own_text", worker_classes.BasicWorker, worker_config=config(1, env=["A=1"]))
     with pytest.raises(troupe.InvalidError, match="TROUPE_X"):
         troupe.actor(worker_classes.BasicWorker, own_variables=True, env={"TROUPE_X": "1"})
 

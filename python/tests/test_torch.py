@@ -44,6 +44,14 @@ def test_views_gradients_and_writing():
     assert base.detach()[0, 1] == 1, "it is private"
 
 
+def test_tensors_without_dense_elements_are_pickled():
+    codec = _codec.Codec(pickle=True)
+    nested = torch.nested.as_nested_tensor([torch.arange(2), torch.arange(3)], layout=torch.jagged)
+    for value in (torch.empty(3, 4, device="meta"), torch.eye(3).to_sparse(), nested):
+        got = codec.decode(bytearray(codec.encode({"x": value})))["x"]
+        assert got.shape[0] == value.shape[0] and got.layout == value.layout and got.device == value.device
+
+
 def test_dtypes_that_the_wire_has_not_are_named():
     with pytest.raises(troupe.EncodeError, match="complex64"):
         there_and_back(torch.zeros(2, dtype=torch.complex64))
@@ -79,19 +87,37 @@ def test_cuda_tensors_arrive_on_the_cpu(dtype):
         assert got.device.type == "cpu" and same(got, source.cpu())
 
 
-class Meta:
+class Unreadable(torch.Tensor):
+    """A tensor whose elements cannot be copied."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.copy_:
+            raise RuntimeError("its elements are not there")
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def unreadable():
+    return torch.zeros(1024, 1024).as_subclass(Unreadable).T
+
+
+class Broken:
     def large(self):
-        return torch.empty(1 << 20, device="meta")
+        return unreadable()
 
     def size(self, value):
-        return value.numel()
+        return sum(v.numel() for v in value) if isinstance(value, list) else value.numel()
+
+    def meta(self, value):
+        return value.to("meta")
 
 
-def test_tensors_that_have_no_elements_fail_and_leave_nothing(session):
-    worker = troupe.actor(Meta)
+def test_tensors_without_elements_travel_and_unreadable_ones_leave_nothing(session):
+    worker = troupe.actor(Broken)
     try:
-        for call in (worker.large, lambda: worker.size(torch.empty(1 << 20, device="meta")), lambda: worker.size([torch.zeros(1 << 20), torch.empty(1 << 20, device="meta")])):
-            with pytest.raises(troupe.Error, match="cannot be copied from meta"):
+        assert worker.meta(torch.empty(1 << 20, device="meta")).is_meta
+        for call in (worker.large, lambda: worker.size(unreadable()), lambda: worker.size([torch.zeros(1 << 20), unreadable()])):
+            with pytest.raises(troupe.Error, match="cannot be copied from cpu"):
                 call()
         assert worker.size(torch.zeros(1 << 20)) == 1 << 20, "the worker lives"
     finally:

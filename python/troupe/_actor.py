@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -94,9 +95,7 @@ def _existing(name: str, patience: float = 0.0) -> WorkerHandle | None:
 
 
 def _unique() -> str:
-    import secrets
-
-    return secrets.token_hex(6)
+    return os.urandom(6).hex()
 
 
 class _QueueWorker:

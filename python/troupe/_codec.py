@@ -453,13 +453,14 @@ _open_handle: Callable[[bytes, dict[str, Any]], Any] = lambda data, fields: fiel
 
 
 def is_array(value: Any) -> bool:
-    """Whether the value travels as a tensor. Nothing is imported for the question."""
+    """Whether the value travels as a tensor. Nothing is imported for the question. Tensors of torch whose elements are not a dense array
+    (on the meta device, sparse, nested) are pickled."""
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.ndarray):
         return True
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
-        return True
+        return bool(value.layout is torch.strided and not value.is_meta and not value.is_nested)
     return type(value) is Tensor
 
 

@@ -26,7 +26,7 @@ class WorkerConfig:
         tensor_parallel_size: int = 1,
         pipeline_parallel_size: int = 1,
         context_parallel_size: int = 1,
-        env: dict[str, str] | None = None,
+        env: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None,
         max_concurrency: int = 1000,
         start_timeout: float = 0.0,
         stop_grace: float = 0.0,
@@ -58,7 +58,7 @@ class WorkerConfig:
         self.tensor_parallel_size = tensor_parallel_size
         self.pipeline_parallel_size = pipeline_parallel_size
         self.context_parallel_size = context_parallel_size
-        self.env = dict(env or {})
+        self.env = dict(env or {}) if env is None or isinstance(env, Mapping) else list(env)
         self.max_concurrency = max_concurrency
         self.start_timeout = start_timeout
         self.stop_grace = stop_grace

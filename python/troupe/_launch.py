@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgpack
@@ -102,7 +102,7 @@ def spec(
         "config": _config(session, codec, name, cls, config, args, kwargs),
         "command": [sys.executable, "-m", "troupe.worker"],
         **_folder(session),
-        "env": _environment(config),
+        **_environments(name, config, world),
         "ordered": bool(get(config, "ordered", False)), "detached": bool(get(config, "detached", False)),
         "ends_with_run": get(config, "lifetime", "") == "run",
         "queue_limit": int(get(config, "queue_limit", 0)), "start_timeout": float(get(config, "start_timeout", 0)),
@@ -186,17 +186,28 @@ def _world(name: str, world: int | None, devices: str | None) -> int:
     return 0
 
 
-def _environment(config: Any) -> dict[str, str]:
-    own = setting(config, "env", None) or setting(config, "system_envs", None) or {}
-    for key, value in own.items():
+def _environments(name: str, config: Any, world: int) -> dict[str, Any]:
+    """The environment that all ranks have, and where env is a sequence that of each rank."""
+    given = setting(config, "env", None) or setting(config, "system_envs", None) or {}
+    shared, of_ranks = (given, []) if isinstance(given, Mapping) else ({}, list(given))
+    if of_ranks and world and len(of_ranks) != world:
+        raise _errors.InvalidError(f"role {name!r}: env has {len(of_ranks)} environments for {world} workers; give one for all, or a sequence with one for each rank")
+    for own in (shared, *of_ranks):
+        _check_environment(config, own)
+    env = {**inherited_environment(), **shared, "PYTHONUNBUFFERED": "1"}
+    if path := _python_path(env.get("PYTHONPATH", "")):
+        env["PYTHONPATH"] = path
+    return {"env": env, "rank_env": of_ranks}
+
+
+def _check_environment(config: Any, env: Any) -> None:
+    if not isinstance(env, Mapping):
+        raise _errors.InvalidError(f"env: {env!r} is of type {type(env).__name__}; give a dict of variables, or a sequence of them with one for each rank")
+    for key, value in env.items():
         if not isinstance(value, str):
             raise _errors.InvalidError(f"env: the value of {key} is of type {type(value).__name__}; give text")
         if key in WORKER_VARIABLES and not setting(config, "own_variables", False) and not (key in _RENDEZVOUS and setting(config, "late_rendezvous", False)):
             raise _errors.InvalidError(f"env: {key} is set by Troupe for each worker; remove it, or give own_variables=True: then env is taken as it is, and none is added")
-    env = {**inherited_environment(), **own, "PYTHONUNBUFFERED": "1"}
-    if path := _python_path(env.get("PYTHONPATH", "")):
-        env["PYTHONPATH"] = path
-    return env
 
 
 def _config(

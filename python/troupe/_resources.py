@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -157,7 +156,11 @@ def _id(namespace: str, name: str) -> str:
     if not name or namespace == "default":
         return name
     full = f"{namespace}-{name}"
-    return full if len(full) <= 64 else f"{name[:40]}-{hashlib.sha256(full.encode()).hexdigest()[:16]}"
+    if len(full) <= 64:
+        return full
+    import hashlib  # here: workers import this module and need none of it
+
+    return f"{name[:40]}-{hashlib.sha256(full.encode()).hexdigest()[:16]}"
 
 
 def _bundle(i: int, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 import os
-import secrets
-import shutil
 import sys
 from typing import Any
 
@@ -42,7 +40,7 @@ def new_namespace() -> str:
     script = os.path.splitext(os.path.basename(sys.argv[0] or ""))[0]
     name = "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "-" for c in script).strip("-")[:32] or "run"
     now = datetime.datetime.now(datetime.timezone.utc)
-    return f"{name}-{now:%m%d-%H%M%S}-{secrets.token_hex(3)}"
+    return f"{name}-{now:%m%d-%H%M%S}-{os.urandom(3).hex()}"
 
 
 def record(folder: str, fields: dict[str, Any]) -> None:
@@ -58,6 +56,8 @@ def record(folder: str, fields: dict[str, Any]) -> None:
 
 def end(folder: str) -> None:
     """The run is over. One without output is removed."""
+    import shutil  # in functions: workers import this module and need none of it
+
     if not os.path.isdir(os.path.join(folder, "logs")):
         shutil.rmtree(folder, ignore_errors=True)
         return
@@ -74,6 +74,8 @@ def _read(folder: str) -> dict[str, Any]:
 
 
 def _prune(runs: str) -> None:
+    import shutil
+
     kept = size = 0
     for name in sorted(os.listdir(runs), reverse=True):
         folder = os.path.join(runs, name)

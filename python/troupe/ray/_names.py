@@ -45,7 +45,8 @@ NAMES: dict[str, list[tuple[str, str, str]]] = {
                      "OwnerDiedError", "ObjectLostError", "WorkerCrashedError", "RaySystemError", "TaskPlacementGroupRemoved", "ActorPlacementGroupRemoved",
                      "ActorUnschedulableError", "TaskUnschedulableError", "RuntimeEnvSetupError", "OutOfMemoryError", "NodeDiedError")
     ],
-    "ray.runtime_env": [("RuntimeEnv", DIFFERENT, "env_vars (without those that Troupe sets itself, TROUPE_…), working_dir (a folder) and py_executable; conda, pip, uv, container, nsight and remote archives are refused")],
+    "ray.runtime_env": [("RuntimeEnv", DIFFERENT, "env_vars (without those that Troupe sets itself, TROUPE_…), working_dir (a folder) and py_executable; "
+                         "conda, pip, uv, container, nsight and remote archives are refused")],
     "ray.util": [
         ("placement_group", SAME, "bundle_label_selector, and topology_strategy by other labels than the node, are refused"),
         ("remove_placement_group", SAME, ""), ("get_placement_group", SAME, ""), ("placement_group_table", SAME, ""),
