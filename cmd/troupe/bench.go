@@ -38,7 +38,7 @@ With --rate calls begin at fixed times, and a call that begins late counts from 
   troupe bench fanout --workers 1,8,64,512 --bytes 64,4096,262144 --json > fanout.json
   troupe bench fanout --workers 8 --layout processes
   troupe bench fanout --nats nats://user:password@host:4222 --rate 100`,
-		Args:    cobra.NoArgs,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkFanout(cfg); err != nil {
 				return err
