@@ -32,20 +32,21 @@ type Agent struct {
 	since time.Time // of its start
 
 	// Set by Run before any goroutine starts, and constant afterwards.
-	identity   string
-	spawner    *spawner
-	treeKiller *treeKiller
-	uploader   *logUploader
-	pipes      *pipePoller
-	feeds      *outputFeeds
-	cgroups    cgroups
-	kernel     *kernelLog
-	nodes      []*localNode
-	ports      portLeases
-	folders    folderCache
-	chunks     chunkStore
-	debuggers  debugSessionsOf
-	group      sync.WaitGroup // the goroutines of workers and requests
+	identity    string
+	forkServers *forkServers
+	spawner     *spawner
+	treeKiller  *treeKiller
+	uploader    *logUploader
+	pipes       *pipePoller
+	feeds       *outputFeeds
+	cgroups     cgroups
+	kernel      *kernelLog
+	nodes       []*localNode
+	ports       portLeases
+	folders     folderCache
+	chunks      chunkStore
+	debuggers   debugSessionsOf
+	group       sync.WaitGroup // the goroutines of workers and requests
 
 	// mu guards what follows.
 	mu      sync.Mutex
@@ -102,7 +103,7 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 	}
 	defer a.pipes.close()
 	a.spawner, a.treeKiller, a.uploader = newSpawner(), newTreeKiller(), newLogUploader(a.cfg.Bus)
-	a.feeds = newOutputFeeds(a.cfg.Bus)
+	a.feeds, a.forkServers = newOutputFeeds(a.cfg.Bus), newForkServers(a, a.cfg.ForkIdle)
 	defer a.uploader.close()
 	defer a.feeds.close()
 	defer a.debuggers.expire(time.Now(), true)
@@ -126,6 +127,7 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 	reporters.Go(bus.Guard(func() { a.callReady(run) }))
 	err = a.maintain(ctx, failedCh)
 	a.stopWorkers()
+	a.forkServers.close()
 	stop() // only now: no worker is left on the nodes
 	reporters.Wait()
 	for _, s := range a.nodes {
@@ -179,7 +181,7 @@ func (a *Agent) reapOrphans() (stop func()) {
 	return func() { close(stopCh); <-doneCh }
 }
 
-// awaits reports whether a process is a worker's own child process. While a worker is being started its pid is unknown,
+// awaits reports whether a process is a child that other goroutines wait for. While a worker is being started its pid is unknown,
 // so that every pid counts.
 func (a *Agent) awaits(pid int) bool {
 	for _, s := range a.nodes {
@@ -187,8 +189,11 @@ func (a *Agent) awaits(pid int) bool {
 			return true
 		}
 	}
-	return false
+	return a.forkServers.awaits(pid)
 }
+
+// workerDir is the folder of a worker, or of a fork server, in the run folder.
+func (a *Agent) workerDir(marker string) string { return filepath.Join(a.cfg.Dir, workersDir, marker) }
 
 // own reports whether a process belongs to the process tree of a worker.
 func (a *Agent) own(pid int) bool { return strings.HasPrefix(markerOf(pid), a.identity+".") }
@@ -220,6 +225,7 @@ func (a *Agent) maintain(ctx context.Context, failedCh <-chan error) error {
 			a.ports.expire(time.Now(), hosted)
 			a.feeds.forget(hosted)
 			a.debuggers.expire(time.Now(), false)
+			a.forkServers.maintain(time.Now())
 		}
 	}
 }

@@ -15,6 +15,7 @@ import (
 
 const (
 	defaultStopGrace = 5 * time.Second
+	defaultForkIdle  = 5 * time.Minute
 	registrationWait = 5 * time.Second // how long an agent waits for one node's lease before it registers the next
 )
 
@@ -57,6 +58,8 @@ type AgentConfig struct {
 	OwnProcess bool
 	// Grace is the time between SIGINT and SIGTERM when the agent stops its workers. Zero: five seconds.
 	Grace time.Duration
+	// ForkIdle is how long a fork server (Program.Fork) is kept without a new worker. Zero: five minutes.
+	ForkIdle time.Duration
 	// Version is that of the program, for display. Zero: unknown.
 	Version string
 	// ReadyFunc is called once, when the nodes are registered. It must not block.
@@ -74,6 +77,9 @@ func (c AgentConfig) withDefaults() AgentConfig {
 	}
 	if c.Grace == 0 {
 		c.Grace = defaultStopGrace
+	}
+	if c.ForkIdle == 0 {
+		c.ForkIdle = defaultForkIdle
 	}
 	if c.LogFile == 0 {
 		c.LogFile = 16 << 20

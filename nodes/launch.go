@@ -44,6 +44,13 @@ type Program struct {
 	Visible gpu.Form `msgpack:"visible"`
 	// OwnVariables: the agent sets no variable of devices, and Env may have them. Older agents refuse such an Env.
 	OwnVariables bool `msgpack:"own_variables,omitempty"`
+	// Fork says that Command supports ForkServerArg: workers with the same Command, Dir, Folder and Env may be forked from one
+	// process, which has done their imports. Older agents, and agents whose system does not permit it, start each by Command.
+	Fork bool `msgpack:"fork,omitempty"`
+	// Warm is modules that the fork server imports before it forks, beside those of Command itself, and WarmPath the folders in
+	// which it looks for them after its own. Warm implies Fork.
+	Warm     []string `msgpack:"warm,omitempty"`
+	WarmPath []string `msgpack:"warm_path,omitempty"`
 }
 
 // Launch is a request to one agent for workers of one role. A worker that cannot be started does not affect the others:

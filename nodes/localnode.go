@@ -201,6 +201,7 @@ func (s *localNode) startAll(fresh []*worker) {
 			w.refuse(err)
 			continue
 		}
+		w.siblings = len(fresh) - 1
 		w.start()
 	}
 }

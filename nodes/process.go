@@ -20,6 +20,8 @@ type processSpec struct {
 	stdout *os.File // write ends of pipes
 	stderr *os.File
 	cgroup int // descriptor of its control group; -1: none
+
+	control *os.File // descriptor 3 of a fork server; nil: none
 }
 
 // process is a child process.
@@ -89,6 +91,9 @@ func (p processSpec) start() (process, error) {
 	attr := &syscall.ProcAttr{
 		Dir: p.dir, Env: p.env, Files: []uintptr{null.Fd(), p.stdout.Fd(), p.stderr.Fd()},
 		Sys: &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL, PidFD: &pidfd},
+	}
+	if p.control != nil {
+		attr.Files = append(attr.Files, p.control.Fd())
 	}
 	if p.cgroup >= 0 {
 		attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, p.cgroup

@@ -40,6 +40,9 @@ type worker struct {
 	cgroup string // path of its control group; empty: none
 	folder string // hash of its shipped folder, to be given back; owned by start, then by supervise
 
+	siblings int // other workers that its launch starts with it; set before start
+
+	stopCh    chan struct{} // closed when a stop is requested
 	startedCh chan struct{} // closed when it runs, or failed to start
 	endedCh   chan struct{} // closed when its process has exited, with exit set
 	goneCh    chan struct{} // closed when its process tree is gone, or survives SIGKILL
@@ -74,7 +77,7 @@ type worker struct {
 func newWorker(s *localNode, l Launch, start Start, identity string) *worker {
 	marker, cfg := identity+"."+bus.NewID(), &s.agent.cfg
 	w := &worker{
-		Start: start, node: s, launch: l, marker: marker, dir: filepath.Join(cfg.Dir, workersDir, marker),
+		Start: start, node: s, launch: l, marker: marker, dir: s.agent.workerDir(marker), stopCh: make(chan struct{}),
 		startedCh: make(chan struct{}), endedCh: make(chan struct{}), goneCh: make(chan struct{}), exitingCh: make(chan struct{}),
 	}
 	w.log = logFile{path: logPath(cfg.LogDir, start.ID), most: cfg.LogFile, failedFunc: func(err error) { s.agent.logFailed(w, err) }}
@@ -133,6 +136,9 @@ func (w *worker) spawn() error {
 	out.closeWriteEnds()
 	if err != nil {
 		out.close()
+		if errors.Is(err, errStopped) {
+			return bus.Errorf(bus.CodeCancelled, "worker %s was stopped before it was started", w.ID)
+		}
 		return startError(w, p, err)
 	}
 	w.mu.Lock()
@@ -145,20 +151,64 @@ func (w *worker) spawn() error {
 
 // startInCgroup starts the process in a control group of its own, where the system permits it.
 func (w *worker) startInCgroup(p processSpec) (process, error) {
+	server, err := w.forkServer(p)
+	if err != nil {
+		return process{}, err
+	}
 	path, folder := w.node.agent.cgroups.make(w.marker)
 	if folder == nil {
-		return w.node.agent.spawner.start(p)
+		return w.startProcess(server, p)
 	}
 	defer func() { _ = folder.Close() }()
 	grouped := p
 	grouped.cgroup = int(folder.Fd())
-	child, err := w.node.agent.spawner.start(grouped)
+	child, err := w.startProcess(server, grouped)
 	if err == nil {
 		w.cgroup = path
 		return child, nil
 	}
 	removeCgroup(path)
-	return w.node.agent.spawner.start(p) // without a group; if the group was not the cause, this returns the error
+	return w.startProcess(server, p) // without a group; if the group was not the cause, this returns the error
+}
+
+// forkServer is the fork server of the worker, which is ready; nil: the worker is started by its command. The only error is
+// that the worker was stopped.
+func (w *worker) forkServer(p processSpec) (*forkServer, error) {
+	server := w.node.agent.forkServers.find(w, p)
+	if server == nil {
+		return nil, nil
+	}
+	select {
+	case <-server.readyCh:
+	case <-w.stopCh:
+		return nil, errStopped
+	}
+	if server.err != nil {
+		server.told.Do(func() { w.reportNoFork(server.err) })
+		return nil, nil
+	}
+	return server, nil
+}
+
+// startProcess forks the process from the fork server, if there is one, or starts its command.
+func (w *worker) startProcess(server *forkServer, p processSpec) (process, error) {
+	if server != nil {
+		child, err := w.node.agent.forkServers.fork(server, p)
+		if err == nil || p.cgroup >= 0 && errors.Is(err, errCannotFork) {
+			return child, err
+		}
+		server.told.Do(func() { w.reportNoFork(err) })
+	}
+	return w.node.agent.spawner.start(p)
+}
+
+// reportNoFork says why the worker is not forked, in its output if its role asked for warm modules.
+func (w *worker) reportNoFork(err error) {
+	if len(w.launch.Program.Warm) == 0 {
+		w.node.agent.cfg.Logger.Debug("nodes: a worker is started and not forked", "worker", w.ID.String(), "error", err)
+		return
+	}
+	w.addLines(Stderr, []string{fmt.Sprintf("troupe: the worker is started without warm modules: %v", err)})
 }
 
 func startError(w *worker, p processSpec, err error) error {
@@ -460,6 +510,7 @@ func (w *worker) stop(grace time.Duration, why string) {
 	sooner := first || at.Before(w.killAt)
 	if first {
 		w.why = why
+		close(w.stopCh)
 	}
 	if sooner {
 		w.stopping, w.killAt = true, at

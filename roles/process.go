@@ -45,6 +45,10 @@ type Process struct {
 	OwnVariables bool
 	// Visible is how the device variables name devices. Zero: by local index.
 	Visible gpu.Form
+	// Fork, Warm and WarmPath start workers from a process that has done their imports: see nodes.Program. Zero: each worker runs
+	// Command itself.
+	Fork           bool
+	Warm, WarmPath []string
 
 	// Output receives the output of the workers, by lines with role and rank (nodes.OutputDisplay). One goroutine at a time
 	// writes to it. Zero: Config.OutputFunc receives it. The output is stored in any case (`troupe logs`).

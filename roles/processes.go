@@ -175,7 +175,7 @@ func (c *Cluster) makeProgram(ctx context.Context) error {
 	if p == nil { // created elsewhere
 		return nil
 	}
-	program := nodes.Program{Command: p.Command, Dir: p.Dir, Env: p.Env, Visible: p.Visible, OwnVariables: p.OwnVariables}
+	program := nodes.Program{Command: p.Command, Dir: p.Dir, Env: p.Env, Visible: p.Visible, OwnVariables: p.OwnVariables, Fork: p.Fork, Warm: p.Warm, WarmPath: p.WarmPath}
 	if p.Ship != "" {
 		hash, err := c.rt.agents().Ship(ctx, p.Ship, p.Exclude...)
 		if err != nil {

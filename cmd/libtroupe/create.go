@@ -37,6 +37,9 @@ type specRequest struct {
 	RankEnv        []map[string]string `msgpack:"rank_env"` // none, or one for each rank
 	LateRendezvous bool                `msgpack:"late_rendezvous"`
 	OwnVariables   bool                `msgpack:"own_variables"`
+	Fork           bool                `msgpack:"fork"` // as in nodes.Program, and the next two
+	Warm           []string            `msgpack:"warm"`
+	WarmPath       []string            `msgpack:"warm_path"`
 	Policy         string              `msgpack:"policy"`
 	Restarts       int                 `msgpack:"restarts"`
 	Output         nodes.OutputMode    `msgpack:"output"` // empty: that of the runtime
@@ -66,6 +69,7 @@ func (s specRequest) spec() (roles.Spec, error) {
 		StartTimeout: seconds(s.StartTimeout), StopGrace: seconds(s.StopGrace),
 		Process: &roles.Process{
 			Command: s.Command, Dir: s.Dir, Ship: s.Ship, Exclude: s.Exclude, Env: s.Env, RankEnv: s.RankEnv, LateRendezvous: s.LateRendezvous, OwnVariables: s.OwnVariables, Needs: needs,
+			Fork: s.Fork, Warm: s.Warm, WarmPath: s.WarmPath,
 			Policy: roles.Policy(s.Policy), Restarts: s.Restarts, PlaceTimeout: seconds(s.PlaceTimeout), OutputMode: s.Output,
 		},
 	}

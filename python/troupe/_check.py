@@ -93,6 +93,13 @@ def text(name: str, value: Any) -> str:
     return value
 
 
+def modules(name: str, value: Any) -> list[str]:
+    """Names of modules."""
+    if isinstance(value, str) or not isinstance(value, Iterable) or not all(isinstance(v, str) and all(p.isidentifier() for p in v.split(".")) for v in value):
+        raise _errors.InvalidError(f'{name}={value!r} must be a list of names of modules, such as ["torch"]')
+    return list(value)
+
+
 def _is_number(value: Any) -> bool:
     """Whether a value of another library, such as a numpy scalar, is a real number."""
     return hasattr(value, "__float__") and hasattr(value, "__lt__") and not hasattr(value, "__len__") and not isinstance(value, str)

@@ -38,6 +38,7 @@ class WorkerConfig:
         restarts: int = 0,
         late_rendezvous: bool = False,
         own_variables: bool = False,
+        warm: Sequence[str] | None = None,
         output: str = "",
         **unknown: Any,
     ) -> None:
@@ -70,6 +71,7 @@ class WorkerConfig:
         self.restarts = restarts
         self.late_rendezvous = late_rendezvous
         self.own_variables = own_variables
+        self.warm = warm
         self.output = output
         check(self)
 
@@ -93,6 +95,7 @@ def check(config: Any) -> None:
         _check.number(name, setting(config, name, 0.0), unit="seconds")
     for name in ("ordered", "detached", "late_rendezvous", "own_variables"):
         _check.flag(name, setting(config, name, False))
+    _check.modules("warm", setting(config, "warm", ()))
     _check.devices("num_gpus_per_worker", setting(config, "num_gpus_per_worker", 0))
     _check.thousandths("num_cpus_per_worker", setting(config, "num_cpus_per_worker", 0))
     _check.memory("memory_per_worker", setting(config, "memory_per_worker", 0))

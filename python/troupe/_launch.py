@@ -20,6 +20,7 @@ WORKER_VARIABLES = (
     "CLUSTER_NAME", "WORKER_NAME",
 )  # fmt: skip
 _RENDEZVOUS = WORKER_VARIABLES[6:13]
+FORK_VARIABLES = ("TROUPE_FORK", "TROUPE_WARM")  # of a driver; the workers that create roles have them too
 _NOT_INHERITED = {*WORKER_VARIABLES, "PYTHONUNBUFFERED"}
 
 
@@ -102,6 +103,7 @@ def spec(
         "config": _config(session, codec, name, cls, config, args, kwargs),
         "command": [sys.executable, "-m", "troupe.worker"],
         **_folder(session),
+        **fork_settings(warm_modules(config), search_path()),
         **_environments(name, config, world),
         "ordered": bool(get(config, "ordered", False)), "detached": bool(get(config, "detached", False)),
         "ends_with_run": get(config, "lifetime", "") == "run",
@@ -168,6 +170,21 @@ def _folder(session: _session.Session) -> dict[str, Any]:
     return {"ship": folder, "exclude": ["__pycache__", "*.pyc", ".git", ".venv"]}
 
 
+def warm_modules(config: Any) -> list[str]:
+    """The modules that a role's workers import before anything else, once for all workers of a node: those of the role, or of TROUPE_WARM."""
+    named = setting(config, "warm", None)
+    if named is None:
+        named = [m.strip() for m in os.environ.get("TROUPE_WARM", "").split(",") if m.strip()]
+    return _check.modules("warm", named)
+
+
+def fork_settings(modules: list[str], paths: list[str]) -> dict[str, Any]:
+    """Whether workers are forked from a process that has done their imports."""
+    if os.environ.get("TROUPE_FORK") == "0":
+        return {}
+    return {"fork": True, "warm": modules, "warm_path": paths if modules else []}
+
+
 def _mapping(mapping: Sequence[int] | str | None) -> str | None:
     """A mapping in its textual form, which Go reads."""
     if mapping is None or isinstance(mapping, str):
@@ -221,7 +238,8 @@ def _config(
         "cluster_name": name, "driver": session.session, "pickle": session.pickle, "device": session.device, "sys_path": search_path(),
         "shipped": session.working_dir is not None,
         "python": f"{sys.version_info.major}.{sys.version_info.minor}", "max_concurrency": int(setting(config, "max_concurrency", 1000)),
-        "troupe": _PACKAGE_IN,
+        "troupe": _PACKAGE_IN, "warm": warm_modules(config),
+        "variables": {name: os.environ[name] for name in FORK_VARIABLES if name in os.environ},
     }  # fmt: skip
 
 

@@ -6,6 +6,7 @@ any async method wholly on one event loop. Go answers everything else meanwhile.
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
@@ -50,6 +51,7 @@ class Host(Server):
         self.role, self.node, self.devices = fields["role"], fields["node"], fields["devices"] or []
         self.config = fields["config"] if isinstance(fields["config"], dict) else {}
         self.raw_config = fields["config"]
+        os.environ.update(self.config.get("variables", {}))
         self.session = _session.Session(self.core, fields, pickle=bool(self.config.get("pickle")), device=bool(self.config.get("device", True)))
         self.session.is_worker = True
         self.session.own = (fields["role"], fields["incarnation"], fields["rank"])
@@ -170,6 +172,8 @@ class Host(Server):
         """Makes an object and says what it can do."""
         request = msgpack.unpackb(body, strict_map_key=False, ext_hook=msgpack.ExtType)
         config = request["config"]
+        for module in self.config.get("warm", ()):  # a worker that was forked has them
+            importlib.import_module(module)
         if not isinstance(config, dict) or "class" not in config:  # not made by a Python driver
             value = self.plain(request["class"], config, name)
         else:
@@ -340,8 +344,6 @@ def known_classes() -> dict[str, str]:
 
 def import_class(path: str) -> Any:
     """The class at package.module.Class, or package.module:Class.Inner."""
-    import importlib
-
     if ":" in path:
         module_name, _, rest = path.partition(":")
         names = rest.split(".")
@@ -455,4 +457,8 @@ if __name__ == "__main__":
     # Under its own name, so that what is imported from troupe.worker is what runs.
     from troupe import worker
 
+    if sys.argv[1:]:
+        from troupe import _forkserver
+
+        _forkserver.serve()  # returns in workers
     _exit(worker.main())

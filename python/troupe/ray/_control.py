@@ -627,7 +627,7 @@ class Control:
             "command": [env.get("py_executable") or job["executable"], "-m", "troupe.ray._process"],
             "dir": env.get("working_dir") or job["dir"], "env": variables, "queue_limit": 1_000_000,
             "ordered": False, "detached": False, "start_timeout": 0.0, "stop_grace": 0.0, "own_variables": True, "policy": "", "restarts": 0,
-            "strategy": "", "bundles": [{"node": allocation.node}],
+            "strategy": "", "bundles": [{"node": allocation.node}], **job["fork"],
         }  # fmt: skip
         fields = await session.core.ask("create", runtime=session.id, spec=spec).aget()
         cluster = Cluster.__new__(Cluster)

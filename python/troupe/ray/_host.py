@@ -581,11 +581,19 @@ def cancel_object(store: _objects.Store, id: str, force: bool, recursive: bool) 
         cancel_entry(entry, force, recursive)
 
 
+_warm_torch: Any = None  # imported before this process was forked: it has not seen the variable
+
+
 def set_threads(assigned: dict[str, float]) -> bool:
     """Sets OMP_NUM_THREADS to the CPUs of a task or actor, unless it is set; True: it was."""
     if "OMP_NUM_THREADS" in os.environ:
         return False
-    os.environ["OMP_NUM_THREADS"] = str(max(int(assigned.get("CPU", 1)), 1))
+    threads = max(int(assigned.get("CPU", 1)), 1)
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    global _warm_torch
+    if _warm_torch is not None:
+        _warm_torch.set_num_threads(threads)
+        _warm_torch = None  # later tasks find what earlier ones set, as without a warm module
     return True
 
 
@@ -748,5 +756,7 @@ def method_of_group(group: str) -> str:
 
 
 def main() -> int:
+    global _warm_torch
+    _warm_torch = sys.modules.get("torch")
     _worker.Host = RayHost  # type: ignore[misc]
     return _worker.main()

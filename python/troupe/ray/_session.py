@@ -170,6 +170,7 @@ def _open(address: str | None, resources: dict[str, float], namespace: str | Non
         "process": process, "namespace": state.namespace, "resources": resources, "dir": _launch.here(), "executable": sys.executable,
         "env": _environment(), "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"), "troupe_ray": os.environ.get("TROUPE_RAY", ""), "sys_path": _launch.search_path(),
         "python": f"{sys.version_info.major}.{sys.version_info.minor}", "package": _launch._PACKAGE_IN, "address": state.address, "node_ip": host,
+        "fork": _launch.fork_settings(_launch.warm_modules(None), _launch.search_path()),
     }  # fmt: skip
     _objects.start_reader(_core.get())
     _state.set_current(state)
