@@ -212,11 +212,11 @@ func (f *forkServers) run(s *forkServer, w *worker, p processSpec, env []string)
 	out, err := f.start(s, w, p, env)
 	close(s.startedCh)
 	if err == nil {
-		if err = s.load(w.launch.Program); err == nil {
-			ctx, cancel := context.WithTimeout(context.Background(), drainTimeout)
-			_ = out.flush(ctx) // best effort: the lines come before those of the worker
-			cancel()
-		} else {
+		err = s.load(w.launch.Program)
+		ctx, cancel := context.WithTimeout(context.Background(), drainTimeout)
+		_ = out.flush(ctx) // best effort: the lines come before those of the worker
+		cancel()
+		if err != nil {
 			s.kill()
 		}
 	}

@@ -126,21 +126,24 @@ func TestForkServerComesWithTheSecondWorker(t *testing.T) {
 	require.Equal(t, 0, s.exitOf(4).Code)
 }
 
-// Modules with threads cannot be forked: the worker is started, and its output says why.
+// Modules that do not survive a fork, or cannot be imported: the worker is started, and its output says why.
 func TestUnfitModules(t *testing.T) {
 	s := startAgent(t)
 	folder := t.TempDir()
-	require.NoError(t, os.WriteFile(filepath.Join(folder, "with_thread.py"), []byte("import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\nprint('imported', flush=True)\n"), 0o600))
-	for i, module := range []string{"with_thread", "no_such_module"} {
+	for i, c := range []struct{ module, text, want string }{
+		{"threaded", "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\nprint('imported', flush=True)", "more threads after the imports"},
+		{"torch", "class cuda:\n    is_initialized = staticmethod(lambda: True)\nprint('imported', flush=True)", "have initialised CUDA"},
+		{"connected", "import socket\npair = socket.socketpair()\nprint('imported', flush=True)", "have opened a connection"},
+		{"broken", "print('imported', flush=True)\nimport no_such_module", "import of broken failed: ModuleNotFoundError"},
+	} {
+		require.NoError(t, os.WriteFile(filepath.Join(folder, c.module+".py"), []byte(c.text+"\n"), 0o600))
 		l := forked(t, `sys.exit(5)`, i)
-		l.Program.Warm, l.Program.WarmPath = []string{module}, []string{folder}
+		l.Program.Warm, l.Program.WarmPath = []string{c.module}, []string{folder}
 		s.launch(l)
 		e := s.exitOf(i)
 		require.Equal(t, 5, e.Code)
-		require.Contains(t, e.Last[len(e.Last)-1], []string{"more threads after the imports", "import of no_such_module failed: ModuleNotFoundError"}[i])
-		if i == 0 {
-			require.Equal(t, "imported", e.Last[0])
-		}
+		require.Equal(t, "imported", e.Last[0])
+		require.Contains(t, e.Last[len(e.Last)-1], c.want)
 	}
 	s.untilServers(0)
 }

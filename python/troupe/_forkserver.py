@@ -31,7 +31,7 @@ _CLONE3 = 435  # on all architectures; containers often forbid it
 _CALLS = {"x86_64": (56, 273, 274), "aarch64": (220, 99, 100)}  # clone, set_robust_list, get_robust_list
 _PR_SET_PDEATHSIG, _PR_GET_TID_ADDRESS = 1, 40
 
-_THREADS_END = 5.0  # seconds that threads may take to end before a fork
+_THREADS_END = 1.0  # seconds that threads may take to end before a fork
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/davinci")
 
 
@@ -194,7 +194,7 @@ class _Server:
         os.chdir(spec["dir"])
         if sys.path and sys.path[0] == self._folder:
             sys.path[0] = os.getcwd()
-        del sys.argv[1:]
+        del sys.argv[1:], sys.orig_argv[-1:]
         _reseed()
 
 
