@@ -74,7 +74,7 @@ python-test-ray:
 	cd python && ../$(VENV)/bin/python -m pytest tests/ray_api
 
 python-lint: ## ruff and mypy
-	$(VENV)/bin/ruff check -q --config python/pyproject.toml python examples/python examples/pipelines benchmarks/python
+	$(VENV)/bin/ruff check -q --config python/pyproject.toml python examples/python examples/pipelines benchmarks/python benchmarks/upgrade
 	cd python && ../$(VENV)/bin/mypy
 
 wheel: python ## dist/: one wheel with the Go program and the library in it
