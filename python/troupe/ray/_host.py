@@ -247,7 +247,7 @@ class Service:
             else:
                 args, kwargs = _serialize.loads(call.frame)
             value = function(*args, **kwargs)
-            if asyncio.iscoroutine(value):
+            if type(value) not in _serialize.PLAIN and asyncio.iscoroutine(value):
                 value = asyncio.run(value)
             if self.exiting:
                 end_process()
@@ -572,13 +572,13 @@ def _unpicklable(cause: BaseException, why: BaseException) -> BaseException:
 
 def cancel_entry(entry: _objects.Entry, force: bool, recursive: bool) -> None:
     """Cancels a call of this process, by force only where it is a task."""
-    do = entry.cancel
-    if do is None or entry._done:
+    call = entry.call
+    if call is None or entry._done:
         return
     try:
-        do(force, recursive)
+        call.cancel(force, recursive)
     except ValueError:
-        do(False, recursive)
+        call.cancel(False, recursive)
 
 
 def cancel_object(store: _objects.Store, id: str, force: bool, recursive: bool) -> None:
