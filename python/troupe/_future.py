@@ -206,6 +206,10 @@ class RankFuture(Waitable):
             self.parent._refuse_own()
         return super()._wait(timeout)
 
+    @property
+    def _kept(self) -> bool:
+        return bool(self.parent._kept) and self.rank in self.parent._kept
+
     def _pulls(self) -> Sequence[Pull]:
         return self.parent._pulls_of([self.rank])
 

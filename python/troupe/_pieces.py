@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .._cluster import Cluster, _by_reference, _settings_of
+from ._cluster import Cluster, _by_reference, _settings_of
 
 _MOST_PLANS = 64  # ways to divide the ranks of one cluster that are kept; the core keeps a plan as long as the cluster
 
