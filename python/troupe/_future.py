@@ -198,8 +198,9 @@ class RankFuture(Waitable):
         return super()._wait(timeout)
 
     @property
-    def _kept(self) -> bool:
-        return bool(self.parent._kept) and self.rank in self.parent._kept
+    def _kept(self) -> dict[int, Any]:
+        kept = self.parent._kept
+        return {self.rank: kept[self.rank]} if kept and self.rank in kept else {}
 
     def _pulls(self) -> Sequence[Pull]:
         return self.parent._pulls_of([self.rank])
