@@ -14,17 +14,19 @@ if REAL:
 STANDINS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "standins")
 PROGRAM = """
 import ray
+from roll.distributed.executor.cluster import Cluster
 from roll.distributed.scheduler.resource_manager import ResourceManager
 from verl.single_controller.ray import RayResourcePool, RayWorkerGroup
 
 @ray.remote
 def elsewhere():
+    from roll.distributed.scheduler.resource_manager import ResourceManager
     from roll.distributed.executor.cluster import Cluster
-    from verl.single_controller.ray import RayWorkerGroup
-    return [Cluster.__name__, RayWorkerGroup.__name__]
+    from verl.single_controller.ray.base import RayWorkerGroup
+    return [ResourceManager.__name__, Cluster.__name__, RayWorkerGroup.__name__]
 
 ray.init(address="local", num_cpus=1, log_to_driver=False)
-print(*[c.__name__ for c in (ResourceManager, RayResourcePool, RayWorkerGroup)], *ray.get(elsewhere.remote()))
+print(*[c.__name__ for c in (ResourceManager, Cluster, RayResourcePool, RayWorkerGroup)], *ray.get(elsewhere.remote()))
 """
 
 
@@ -37,7 +39,8 @@ def run(*command):
 def test_an_adapter_replaces_the_frameworks_classes_in_all_processes(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     done = run("--adapter", "verl", "--adapter", "roll", str(tmp_path / "program.py"))
-    assert done.stdout.split() == ["TroupeResourceManager", "TroupeResourcePool", "TroupeWorkerGroup", "TroupeCluster", "TroupeWorkerGroup"], done.stderr
+    here = ["TroupeResourceManager", "TroupeCluster", "TroupeResourcePool", "TroupeWorkerGroup"]
+    assert done.stdout.split() == [*here, "TroupeResourceManager", "TroupeCluster", "TroupeWorkerGroup"], done.stderr
 
 
 def test_an_unknown_adapter_is_refused():

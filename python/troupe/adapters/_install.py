@@ -24,6 +24,7 @@ ADAPTERS = tuple(_REPLACED)
 
 
 _installed: set[str] = set()
+_loading: dict[str, int] = {}  # by adapter, how many modules of its framework are being imported, one inside the other
 
 
 def install_named(variable: str) -> None:
@@ -84,5 +85,10 @@ class _Loader(importlib.abc.Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: Any) -> None:
-        self._loader.exec_module(module)
-        _replace(self._adapter)
+        _loading[self._adapter] = _loading.get(self._adapter, 0) + 1
+        try:
+            self._loader.exec_module(module)
+        finally:
+            _loading[self._adapter] -= 1
+        if not _loading[self._adapter]:  # the adapter imports them all
+            _replace(self._adapter)

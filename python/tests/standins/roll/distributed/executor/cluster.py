@@ -1,11 +1,13 @@
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from roll.distributed.scheduler.resource_manager import ResourceManager
+
 
 class Cluster:
     """Workers on the devices of a resource manager: worker_config is a dict with world_size, device_mapping and system_envs."""
 
-    def __init__(self, name, worker_cls, resource_manager, worker_config):
+    def __init__(self, name, worker_cls, resource_manager: ResourceManager, worker_config):
         self.cluster_name, self.resource_manager, self.worker_config = name, resource_manager, worker_config
         self.worker_cls = ray.remote(worker_cls)
         self.world_size = worker_config["world_size"]
