@@ -32,8 +32,10 @@ def send(cluster: Cluster, method: str, calls: Sequence[tuple[tuple[Any, ...], d
             key = ("pieces", *map(tuple, pieces))
         cluster._plans[key] = cluster._plans.get(key) or cluster._make_plan({"pieces": pieces, "collect": list(range(cluster.world_size))})
     bodies, refs = [], []
+    checked = _settings_of(settings)
+    codec = cluster._argument_codec(method, checked)
     for ranks in pieces:
         args, kwargs, named = _by_reference(*calls[ranks[0]])
         refs += named
-        bodies.append(cluster._codec.encode([list(args), kwargs or None]))
-    return cluster._send_bodies(method, bodies, cluster._plans[key], blocking=blocking, settings=_settings_of(settings), refs=refs)
+        bodies.append(codec.encode([list(args), kwargs or None]))
+    return cluster._send_bodies(method, bodies, cluster._plans[key], blocking=blocking, settings=checked, refs=refs)
