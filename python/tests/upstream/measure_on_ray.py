@@ -12,6 +12,7 @@ import sys
 import time
 
 ROUNDS = 7
+STARTS = 3  # attempts: Ray gives up after 30 seconds, which a busy machine may need
 
 
 def serve(framework, fd):
@@ -31,13 +32,19 @@ def serve(framework, fd):
 
 class Side:
     def __init__(self, command, framework):
+        for _ in range(STARTS):
+            self._start(command, framework)
+            if self.calls:
+                return
+            self._process.wait()
+        raise SystemExit(f"{' '.join(command)} did not start")
+
+    def _start(self, command, framework):
         told, tells = os.pipe()  # standard output is the framework's
         self._process = subprocess.Popen([*command, __file__, framework, str(tells)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, pass_fds=(tells,))
         os.close(tells)
         self._told = os.fdopen(told)
         self.calls = json.loads(self._told.readline() or "null")
-        if not self.calls:
-            raise SystemExit(f"{' '.join(command)} did not start")
 
     def measure(self, what):
         self._process.stdin.write(what + "\n")
