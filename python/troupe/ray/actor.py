@@ -15,7 +15,7 @@ import cloudpickle
 
 from .. import _core, _errors
 from .._future import Future
-from . import _context, _host, _objects, _options, _serialize, _state, exceptions
+from . import _context, _forming, _host, _objects, _options, _serialize, _state, exceptions
 from ._ids import ActorID
 from ._objects import ERROR, LENT, PENDING, Entry, ObjectRef
 from ._serialize import NONE
@@ -294,7 +294,7 @@ def _create(metadata: Metadata, args: tuple[Any, ...], kwargs: dict[str, Any], o
         "captures": _options.membership(strategy),
         "env": env, "class_name": metadata.class_name, "kind": kind, "groups": groups, "owner": state.process,
         "construct": [metadata.pickled, metadata.class_name, frame, dependencies(refs)],
-        "handle": info.to_wire(), "restarts": options.get("max_restarts") or 0,
+        "handle": info.to_wire(), "restarts": options.get("max_restarts") or 0, "group": _forming.membership(options),
     }  # fmt: skip
     client = client_of(actor_id)
     client.signatures = metadata.signatures
@@ -306,6 +306,7 @@ def _create(metadata: Metadata, args: tuple[Any, ...], kwargs: dict[str, Any], o
         if done.get("existing"):
             return _weak_handle(done["existing"])
         if done.get("taken"):
+            _forming.give_up()
             raise exceptions.ActorAlreadyExistsError(
                 f"The name {name} (namespace={namespace}) is already taken. Please use a different name or get the existing actor using "
                 f"ray.get_actor('{name}', namespace='{namespace}')"
@@ -319,6 +320,7 @@ def _create(metadata: Metadata, args: tuple[Any, ...], kwargs: dict[str, Any], o
 
 def _stillborn(client: Client, info: HandleInfo, why: str) -> ActorHandle:
     """An actor that cannot be made: said on standard error, and by its calls."""
+    _forming.give_up()
     sys.stderr.write(f"ray: the actor {info.class_name} died: {why}\n")
     client._asked = True
     client._died(_objects._dump_error(exceptions.ActorDiedError(f"The actor died because its options are invalid: {why}", None, info.actor_id)), None)
@@ -553,6 +555,11 @@ class Pending:
         """The call has been answered: called by the reader of completions, or by the thread that sent it."""
         self.client._answered(self, future)
 
+    def await_answer(self, future: Any) -> None:
+        """The call has been sent as a part of another, and this is its future."""
+        self.sent = True
+        _objects.when_fetched(future, self.answered)
+
     def cancel(self, force: bool, recursive: bool) -> None:
         self.client.cancel(self, force, recursive)
 
@@ -675,10 +682,10 @@ class Client:
         with self._lock:
             self._submitted += 1
             call.number = self._submitted
-            handle = None
-            if self._handle is not None and self._dead is None and not self._pumping and not call.refs and not any(self._queues.values()):
-                handle, call.role, self._pumping = self._handle, self._role, True
-        if handle is None:
+            direct = not call.refs and self.take_turn()
+            if direct:
+                handle, call.role = self._handle, self._role
+        if not direct:
             call.own_arguments()
             with self._lock:
                 self._put_back(call)
@@ -689,11 +696,34 @@ class Client:
         try:
             self._send_to(handle, call)
         finally:
-            with self._lock:
-                self._pumping = False
-                again, self._again = self._again, False
+            self.end_turn()
+
+    def take_turn(self) -> bool:
+        """True: a call may be sent now, and no other is until end_turn. False: others are before it, or the actor is not reached yet."""
+        with self._lock:
+            if self._handle is None or self._dead is not None or self._pumping or any(self._queues.values()):
+                return False
+            self._pumping = True
+            return True
+
+    def end_turn(self) -> None:
+        with self._lock:
+            self._pumping = False
+            again, self._again = self._again, False
         if again:
             self.pump()
+
+    def worker_for(self, call: Pending) -> Any:
+        """The worker that a call is sent to; None: the actor's process has just ended."""
+        with self._lock:
+            call.role = self._role
+            return self._handle
+
+    def next_number(self, group: str) -> int:
+        """The number of the next call of a concurrency group."""
+        number = self._numbers.get(group, 0)
+        self._numbers[group] = number + 1
+        return number
 
     def pump(self) -> None:
         """Sends what can be sent, in order. One thread does it at a time."""
@@ -749,8 +779,8 @@ class Client:
                 call.fail(ref._entry.body)
                 return
         with self._lock:
-            handle, call.role = self._handle, self._role
-            if handle is None:  # its process has just ended
+            handle = self.worker_for(call)
+            if handle is None:
                 call.own_arguments()
                 self._put_back(call)
                 return
@@ -761,9 +791,7 @@ class Client:
         method = "call" if not call.group and "call" in handle._cluster._modes else _host.method_of_group(call.group)
         extra: dict[str, Any] = {"name": call.name} if call.name else _NO_EXTRA
         if method != "call":
-            number = self._numbers.get(call.group, 0)
-            self._numbers[call.group] = number + 1
-            extra = {**extra, "from": _state.require().process, "number": number}
+            extra = {**extra, "from": _state.require().process, "number": self.next_number(call.group)}
         fields = [call.id, call.method, call.frame, dependencies(call.refs) if call.refs else NONE, call.returns, extra]
         if not call.retries:
             call.frame = NONE
