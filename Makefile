@@ -17,7 +17,7 @@ export CGO_CFLAGS ?= -O2 -Wno-deprecated-declarations
 .PHONY: python python-test python-test-core python-test-ray python-lint browser-test gpu-check
 .PHONY: bench bench-check bench-python bench-ray bench-output bench-device memory-python
 .PHONY: adapters-check adapters-measure
-.PHONY: crash-model chaos soak-pipeline shm-faults placement-histories
+.PHONY: upgrade-check crash-model chaos soak-pipeline shm-faults placement-histories
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,7 +52,7 @@ LIB    := python/troupe/bin/libtroupe.so
 
 $(VENV)/ready: python/pyproject.toml Makefile
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install -q --disable-pip-version-check setuptools wheel msgpack cloudpickle numpy pytest pytest-xdist mypy ruff nbclient ipykernel
+	$(VENV)/bin/python -m pip install -q --disable-pip-version-check setuptools wheel msgpack cloudpickle numpy pytest pytest-xdist mypy ruff nbclient ipykernel opentelemetry-api
 	mkdir -p python/troupe/bin
 	$(VENV)/bin/python -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps -e python --config-settings editable_mode=compat
 	touch $@
@@ -74,7 +74,7 @@ python-test-ray:
 	cd python && ../$(VENV)/bin/python -m pytest tests/ray_api
 
 python-lint: ## ruff and mypy
-	$(VENV)/bin/ruff check -q --config python/pyproject.toml python examples/python examples/pipelines benchmarks/python
+	$(VENV)/bin/ruff check -q --config python/pyproject.toml python examples/python examples/pipelines benchmarks/python benchmarks/upgrade
 	cd python && ../$(VENV)/bin/mypy
 
 wheel: python ## dist/: one wheel with the Go program and the library in it
@@ -152,6 +152,24 @@ bench-check: build ## the fan-out's ratios to the floor beside those of benchmar
 browser-test: ## the dashboard in a real browser; installs Chromium where apt-get can
 	@command -v chromium chromium-browser google-chrome >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium; }
 	$(GO) test -count=1 -timeout 5m ./cmd/troupe/dashboard
+
+# The earlier version is a commit: the last one before "Unreleased" begins with the root package, where the changelog says "Durability".
+UPGRADE_FROM    ?= 2ca195ad8cf97f3245ea82258c583fca6406415d
+UPGRADE_VERSION ?= 0.0.9
+upgrade-check: python ## agents, drivers and stores of an earlier version (the commit UPGRADE_FROM) with this one
+	@set -e; dir=$$(mktemp -d); trap 'rm -rf "$$dir"' EXIT; mkdir -p $$dir/source $$dir/from/python $$dir/to/python; \
+	git archive $(UPGRADE_FROM) | tar -x -C $$dir/source; \
+	echo "building $(UPGRADE_FROM) as $(UPGRADE_VERSION)"; \
+	( cd $$dir/source; mkdir -p python/troupe/bin; \
+	  $(GO) build -buildvcs=false -ldflags "-X main.version=$(UPGRADE_VERSION)" -o ../from/troupe ./cmd/troupe; \
+	  $(GO) build -buildvcs=false -o ../from/processes ./examples/processes; \
+	  $(GO) build -buildvcs=false -buildmode=c-shared -ldflags "-X main.version=$(UPGRADE_VERSION)" -o python/troupe/bin/libtroupe.so ./cmd/libtroupe; \
+	  cp ../from/troupe python/troupe/bin/; mv python/troupe ../from/python/ ); \
+	rm -rf $$dir/source; \
+	cp bin/troupe $$dir/to/; cp -r python/troupe $$dir/to/python/; \
+	$(GO) build -o $$dir/to/processes ./examples/processes; \
+	TROUPE_UPGRADE_FROM=$$dir/from TROUPE_UPGRADE_TO=$$dir/to TROUPE_UPGRADE_PYTHON=$(CURDIR)/$(VENV)/bin/python \
+	  $(GO) test -count=1 -timeout 20m -v ./benchmarks/upgrade
 
 heavy: ## the long variants: one argument and one answer of 1 GiB, more random faults, 4,096 ranks with a connection each, thousands of roles; the rest is in make test
 	TROUPE_HEAVY=1 $(GO) test -count=1 -timeout 20m ./bus

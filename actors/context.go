@@ -67,9 +67,7 @@ func (c *callContext) RecorderScope() recorder.Scope {
 	defer c.mu.Unlock()
 	if c.call != nil {
 		scope.Call = recorder.ID{Session: c.call.header.Session, Seq: c.call.header.Seq}
-		if recorder.Exporting() {
-			scope.Trace = recorder.RunTrace(c.call.header.Trace, scope.Call, scope.Role, scope.Rank)
-		}
+		scope.Trace = recorder.RunTrace(c.call.header.Trace, scope.Call, scope.Role, scope.Rank)
 	}
 	return scope
 }

@@ -120,11 +120,11 @@ func dialInto(ctx context.Context, cfg Config, dropped *atomic.Uint64) (*Bus, er
 }
 
 func newBus(nc *nats.Conn, cfg Config, owned bool) (*Bus, error) {
-	otlp.Begin()
 	return (&Bus{cfg: cfg, dropped: new(atomic.Uint64)}).init(nc, owned)
 }
 
 func (b *Bus) init(nc *nats.Conn, owned bool) (*Bus, error) {
+	otlp.Begin()
 	js, err := jetstream.New(nc)
 	switch {
 	case err != nil:

@@ -27,20 +27,26 @@ var outsideRecording = &recording{scope: recorder.Outside}
 
 // newRecording is the recording of a call. Control verbs and probes are not recorded: they are no work.
 func newRecording(ctx context.Context, c *Call) *recording {
-	if !recorder.On() || strings.HasPrefix(c.Method, "@") && (c.Control || c.Method == "@probe") {
+	if strings.HasPrefix(c.Method, "@") && (c.Control || c.Method == "@probe") {
 		return nil
 	}
-	if recorder.Exporting() {
-		r := &recording{scope: recorder.ScopeOf(ctx)}
+	scope := recorder.ScopeOf(ctx)
+	switch {
+	case recorder.Exporting():
 		parent := recorder.ParseTrace(c.Trace)
 		if parent.IsZero() {
-			parent = r.scope.Trace
+			parent = scope.Trace
 		}
-		r.trace, r.parentSpan = parent.Child(), parent.Span
+		r := &recording{scope: scope, trace: parent.Child(), parentSpan: parent.Span}
 		c.Trace = r.trace.String()
 		return r
+	case c.Trace == "" && !scope.Trace.IsZero():
+		c.Trace = scope.Trace.String() // a trace passes through processes that export nothing
 	}
-	if scope := recorder.ScopeOf(ctx); scope.Rank >= 0 {
+	switch {
+	case !recorder.On():
+		return nil
+	case scope.Rank >= 0:
 		return &recording{scope: scope}
 	}
 	return outsideRecording

@@ -95,10 +95,14 @@ func putRandom(b []byte) {
 	}
 }
 
-// RunTrace is the span of a rank's run of a call, whose traceparent the call's frame has. It is the same whenever it is asked for.
+// RunTrace is the span of a rank's run of a call, whose traceparent the call's frame has. It is the same whenever it is asked for. In a
+// process that exports nothing the run is no span: it is that of the call.
 func RunTrace(traceparent string, call ID, role string, rank int) Trace {
+	if traceparent == "" {
+		return Trace{}
+	}
 	t := ParseTrace(traceparent)
-	if t.IsZero() {
+	if t.IsZero() || !Exporting() {
 		return t
 	}
 	h := fnv.New64a()

@@ -62,7 +62,7 @@ type Scope struct {
 	Role      string
 	Rank      int
 	Call      ID
-	Trace     Trace // the span of the run; zero unless records are exported
+	Trace     Trace // the span that is the parent of what happens here: of the run where records are exported, else of the call; zero: there is none
 }
 
 // Outside is the Scope of code outside of a method.

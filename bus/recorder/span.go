@@ -5,9 +5,15 @@ import "sync"
 // OpenSpan is a section of a program that has begun. End ends it.
 type OpenSpan struct {
 	rec   Record
-	trace Trace // of its scope
 	once  sync.Once
+	trace Trace // of the span where it is exported, else of its scope
+
+	exported   bool // it has a trace of its own
+	parentSpan [8]byte
 }
+
+// Trace is the parent of what happens inside of the span; exported: it is the span itself.
+func (s *OpenSpan) Trace() (parent Trace, exported bool) { return s.trace, s.exported }
 
 const maxSpans = 1024 // open spans that snapshots show
 
@@ -28,6 +34,9 @@ func Begin(scope Scope, namespace, name string) *OpenSpan {
 	}, trace: scope.Trace}
 	if !On() {
 		return s
+	}
+	if Exporting() {
+		s.exported, s.parentSpan, s.trace = true, scope.Trace.Span, scope.Trace.Child()
 	}
 	s.rec.Begin = Now()
 	spansMu.Lock()
@@ -50,8 +59,8 @@ func (s *OpenSpan) End(failed bool) {
 		rec := s.rec
 		rec.End, rec.Failed = Now(), failed
 		Add(&rec)
-		if Exporting() {
-			rec.Trace, rec.ParentSpan = s.trace.Child(), s.trace.Span
+		if s.exported {
+			rec.Trace, rec.ParentSpan = s.trace, s.parentSpan
 			ExportRecord(rec)
 		}
 	})

@@ -14,7 +14,8 @@ import (
 )
 
 // callHead is the start of troupe_call's blob, little-endian: 40 bytes, the method, the object, the arguments that are
-// references (wire.AppendReferences), for each part of the plan uint64 length and uint64 address (0: the body is in the blob, after all these, in order), and those bodies.
+// references (wire.AppendReferences), for each part of the plan uint64 length and uint64 address (0: the body is in the blob, after all these, in order), those bodies,
+// and where the call is made (see scopeOf).
 type callHead struct {
 	flags   uint32 // 0
 	parts   uint32 // 4
@@ -53,15 +54,15 @@ func parseHead(b []byte) (h callHead, rest []byte, ok bool) {
 	return h, rest, uint64(h.method)+uint64(h.object)+uint64(h.args)+16*uint64(h.parts) <= uint64(len(rest))
 }
 
-// bodies returns the bodies of the parts, and the large ones among them, which belong to the call from now on even if
-// it is malformed.
-func (c *core) bodies(table []byte, rest []byte, parts int) (all [][]byte, large outgoing, ok bool) {
+// bodies returns the bodies of the parts, the large ones among them, which belong to the call from now on even if it is
+// malformed, and what follows the bodies.
+func (c *core) bodies(table []byte, rest []byte, parts int) (all [][]byte, large outgoing, after []byte, ok bool) {
 	all = make([][]byte, parts)
 	for i := range all {
 		n := binary.LittleEndian.Uint64(table[16*i:])
 		if at := binary.LittleEndian.Uint64(table[16*i+8:]); at != 0 {
 			if all[i] = c.memory.handOver(at, int(n)); all[i] == nil {
-				return nil, large, false
+				return nil, large, nil, false
 			}
 			if n > bus.MaxInline {
 				large = large.with(c.memory, parts, i, all[i])
@@ -69,11 +70,11 @@ func (c *core) bodies(table []byte, rest []byte, parts int) (all [][]byte, large
 			continue
 		}
 		if n > uint64(len(rest)) {
-			return nil, large, false
+			return nil, large, nil, false
 		}
 		all[i], rest = rest[:n:n], rest[n:]
 	}
-	return all, large, true
+	return all, large, rest, true
 }
 
 var errBlob = bus.Errorf(bus.CodeInvalid, "malformed call")
@@ -94,7 +95,7 @@ func (c *core) call(token, id uint64, blob []byte) error {
 		}
 	}
 	rest = rest[h.args:]
-	bodies, large, ok := c.bodies(rest[:16*h.parts], rest[16*h.parts:], int(h.parts))
+	bodies, large, scope, ok := c.bodies(rest[:16*h.parts], rest[16*h.parts:], int(h.parts))
 	if !ok {
 		large.freeAll()
 		return errBlob
@@ -130,7 +131,7 @@ func (c *core) call(token, id uint64, blob []byte) error {
 	}
 	var f *dispatch.Future
 	c.outbox.together(func() bool {
-		f, err = on.Go(context.Background(), call)
+		f, err = on.Go(c.scopeOf(context.Background(), scope), call)
 		return h.flags&callMore == 0
 	})
 	if err != nil {

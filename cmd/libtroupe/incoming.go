@@ -9,6 +9,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/recorder"
 	"troupe/bus/wire"
 	"troupe/pipeline"
 )
@@ -116,7 +117,13 @@ func (in *incoming) cancelled(token uint64) int {
 // those texts.
 func callMeta(ctx context.Context, method, object string) []byte {
 	info, _ := actors.Current(ctx)
-	texts := [...]string{info.Session, method, object, info.Caller, info.Trace}
+	trace := info.Trace
+	if trace != "" {
+		if t := recorder.ScopeOf(ctx).Trace; !t.IsZero() {
+			trace = t.String()
+		}
+	}
+	texts := [...]string{info.Session, method, object, info.Caller, trace}
 	n := 40
 	for _, t := range texts {
 		n += len(t)

@@ -34,6 +34,7 @@ type routerRequest struct {
 	Key     string `msgpack:"key"`
 	Body    []byte `msgpack:"body"` // the body of a call: [positional, named]
 	Again   bool   `msgpack:"again"`
+	Scope   []byte `msgpack:"scope"` // where it is made; see scopeOf
 
 	Verb    string `msgpack:"verb"`
 	Cluster uint64 `msgpack:"cluster"`
@@ -113,7 +114,7 @@ func (c *core) routerCall(ctx context.Context, r *request) (any, error) {
 	if q.Args, q.Named, err = arguments(r.Router.Body); err != nil {
 		return nil, err
 	}
-	ctx, cancel := to.until(ctx, r.Router.Timeout)
+	ctx, cancel := to.until(c.scopeOf(ctx, r.Router.Scope), r.Router.Timeout)
 	defer cancel()
 	answer, err := to.Call(ctx, q)
 	if err != nil && to.ctx.Err() != nil {

@@ -6,6 +6,8 @@ package main
 import "C"
 
 import (
+	"context"
+	"encoding/binary"
 	"sync"
 	"unsafe"
 
@@ -40,6 +42,16 @@ func (o *openSpans) begin(scope recorder.Scope, name string) uint64 {
 	return o.last
 }
 
+// trace is the parent of what happens inside of a span, and whether it is the span itself; zero: the span has ended, or there is none.
+func (o *openSpans) trace(number uint64) (parent recorder.Trace, exported bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if s := o.all[number]; s != nil {
+		return s.Trace()
+	}
+	return recorder.Trace{}, false
+}
+
 func (o *openSpans) end(number uint64, failed bool) {
 	o.mu.Lock()
 	s := o.all[number]
@@ -50,11 +62,46 @@ func (o *openSpans) end(number uint64, failed bool) {
 	}
 }
 
-// troupe_span begins a section of a program in the flight recorder. call is the call that the code serves, or 0; name is copied. It
-// returns a number for troupe_span_end; 0: the section is not recorded. It does not block.
+// pythonScope is a context of code in Python.
+type pythonScope struct {
+	context.Context
+	scope recorder.Scope
+}
+
+func (s pythonScope) RecorderScope() recorder.Scope { return s.scope }
+
+func (s pythonScope) Value(key any) any {
+	if _, ok := key.(recorder.ScopeKey); ok {
+		return s
+	}
+	return s.Context.Value(key)
+}
+
+// scopeOf adds to ctx where Python makes a call or begins a span. where is, little-endian, uint64 number of the call that the code serves,
+// uint64 number of the innermost open span (0: none), and the W3C traceparent that becomes the parent (empty: that of the span, or of the
+// served call); it may be empty.
+func (c *core) scopeOf(ctx context.Context, where []byte) context.Context {
+	if len(where) < 16 {
+		return ctx
+	}
+	scope := recorder.Outside
+	if served := c.incoming.contextOf(binary.LittleEndian.Uint64(where)); served != nil {
+		scope = recorder.ScopeOf(served)
+	}
+	if t, _ := c.spans.trace(binary.LittleEndian.Uint64(where[8:])); !t.IsZero() {
+		scope.Trace = t
+	}
+	if t := recorder.ParseTrace(string(where[16:])); !t.IsZero() {
+		scope.Trace = t
+	}
+	return pythonScope{ctx, scope}
+}
+
+// troupe_span begins a section of a program in the flight recorder. where says where the code runs; see scopeOf. name and where are
+// copied. It returns a number for troupe_span_end; 0: the section is not recorded. It does not block.
 //
 //export troupe_span
-func troupe_span(call C.uint64_t, name *C.char, n C.uint64_t) (number C.uint64_t) {
+func troupe_span(where *C.char, m C.uint64_t, name *C.char, n C.uint64_t) (number C.uint64_t) {
 	defer func() {
 		if p := recover(); p != nil {
 			_ = notePanic(p) // stored for troupe_error
@@ -65,13 +112,29 @@ func troupe_span(call C.uint64_t, name *C.char, n C.uint64_t) (number C.uint64_t
 	if err != nil {
 		return 0
 	}
-	scope := recorder.Outside
-	if call != 0 {
-		if ctx := c.incoming.contextOf(uint64(call)); ctx != nil {
-			scope = recorder.ScopeOf(ctx)
-		}
-	}
+	scope := recorder.ScopeOf(c.scopeOf(context.Background(), C.GoBytes(unsafe.Pointer(where), C.int(m))))
 	return C.uint64_t(c.spans.begin(scope, string(C.GoBytes(unsafe.Pointer(name), C.int(min(n, recorder.MaxText))))))
+}
+
+// troupe_span_trace writes the W3C traceparent of a section that has not ended to out if it fits in room, and returns its length; 0: the
+// section is not exported.
+//
+//export troupe_span_trace
+func troupe_span_trace(number C.uint64_t, out *C.char, room C.uint64_t) (length C.int64_t) {
+	defer guard64(&length)
+	c, err := getCore()
+	if err != nil {
+		return 0
+	}
+	trace, exported := c.spans.trace(uint64(number))
+	if !exported {
+		return 0
+	}
+	text := trace.String()
+	if len(text) <= int(room) {
+		copy(unsafe.Slice((*byte)(unsafe.Pointer(out)), int(room)), text)
+	}
+	return C.int64_t(len(text))
 }
 
 // troupe_span_end ends a section. An unknown number is ignored.

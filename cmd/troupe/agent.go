@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"troupe/bus"
+	"troupe/cmd/troupe/doctor"
 	"troupe/gpu"
 	"troupe/nodes"
 	"troupe/roles"
@@ -217,7 +218,7 @@ func (c *cli) watchHead(ctx context.Context, b *bus.Bus, spec agentSpec, end con
 	}
 	go func() {
 		defer close(doneCh)
-		watch := headWatch{last: time.Now()}
+		watch := headWatch{last: time.Now(), newFunc: c.warnOldHead}
 		for tick := time.NewTicker(headPoll); ; {
 			watch.look(ctx, b)
 			if time.Since(watch.last) > spec.Grace && ctx.Err() == nil {
@@ -247,6 +248,9 @@ type headWatch struct {
 	asked    time.Time
 	there    bool // the head answered the last request
 	answered bool // the head has answered at least once
+
+	pid     int                  // of the head that answered
+	newFunc func(version string) // is called with the version of each head that answers
 }
 
 func (w *headWatch) look(ctx context.Context, b *bus.Bus) {
@@ -255,11 +259,23 @@ func (w *headWatch) look(ctx context.Context, b *bus.Bus) {
 	}
 	if !w.there || time.Since(w.asked) > headAsk {
 		w.asked = time.Now()
-		w.there = askHead(ctx, b) != nil
+		head := askHead(ctx, b)
+		w.there = head != nil
 		w.answered = w.answered || w.there
+		if w.there && head.PID != w.pid {
+			w.pid = head.PID
+			w.newFunc(head.Version)
+		}
 	}
 	if w.there || !w.answered {
 		w.last = time.Now()
+	}
+}
+
+// warnOldHead says that a head is older than this agent.
+func (c *cli) warnOldHead(head string) {
+	if doctor.OlderVersion(head, version) {
+		c.warnf("troupe: the head is of version %s, and this agent of version %s: upgrade the head first (docs/operations.md); requests that the head does not know are refused\n", head, version)
 	}
 }
 

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -360,7 +361,8 @@ func (c *cli) credsFile(flag string) (string, error) {
 
 // needsAccess adds to the refusal of a connection without credentials how to give them.
 func needsAccess(cfg bus.Config, err error, how string) error {
-	if !errors.Is(err, bus.ErrRefused) || cfg.Token+cfg.TokenFile+cfg.CredsFile != "" {
+	var badCert *tls.CertificateVerificationError
+	if !errors.Is(err, bus.ErrRefused) || errors.As(err, &badCert) || cfg.Token+cfg.TokenFile+cfg.CredsFile != "" {
 		return err
 	}
 	return bus.Errorf(bus.CodeRefused, "%w: %s", err, how)

@@ -11,6 +11,16 @@ from . import _core, _errors
 LENGTHS = struct.Struct("<IIII")  # flags, session, method, object
 
 
+def key_of(meta: bytes) -> bytes:
+    """What is equal in calls of one caller to one method: all but sequence, deadline and trace. A trace has less than 256 bytes, or is part of it."""
+    return meta[:20] + b"\0\0\0\0" + meta[40 : len(meta) - meta[20]]
+
+
+def trace_of(meta: bytes) -> str:
+    """The traceparent of a call."""
+    return meta[len(meta) - meta[20] :].decode(errors="replace") if meta[20] else ""
+
+
 class IncomingCall:
     """A call that this process serves; `_token` is the number that the core knows it by."""
 
@@ -43,7 +53,7 @@ class IncomingCall:
 
     @property
     def trace(self) -> str:
-        """The caller's W3C traceparent, or an empty text."""
+        """The W3C traceparent of this run of the method where traces are exported, else of the caller; or an empty text."""
         return self._text(4)
 
     @property

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgpack
 
-from . import _call, _check, _codec, _core, _deaths, _error_transfer, _errors, _launch, _reference, _session, _split, _traceback
+from . import _call, _check, _codec, _core, _deaths, _error_transfer, _errors, _launch, _reference, _session, _split, _trace, _traceback
 from ._config import RankInfo, WorkerConfig, setting
 from ._future import Asked, Future, Waitable, resolve
 from ._register import Broadcast, Dispatch, Scatter, Split, marks_of
@@ -610,6 +610,7 @@ class Cluster(_codec.Walked):
             token |= _core.SIDE
         future._token = token
         core._pending[token] = future
+        blob += _trace.where()
         status = core.lib.troupe_call(token, self._id, blob, len(blob))
         if status < 0:
             del core._pending[token]

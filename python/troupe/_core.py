@@ -169,7 +169,8 @@ def _load() -> ctypes.PyDLL:
         ("troupe_lend", i64, (u64,)),
         ("troupe_count_device", i32, (u64, i32, u64)),
         ("troupe_fill", i32, (u64, u64, i32, ptr, u64)),
-        ("troupe_span", u64, (u64, ctypes.c_char_p, u64)),
+        ("troupe_span", u64, (ctypes.c_char_p, u64, ctypes.c_char_p, u64)),
+        ("troupe_span_trace", i64, (u64, ptr, u64)),
         ("troupe_span_end", i32, (u64, i32)),
     ):
         function = getattr(lib, name)

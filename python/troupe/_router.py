@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from . import _check, _errors, _session
+from . import _check, _errors, _session, _trace
 from ._cluster import Cluster
 from ._future import Asked, resolve
 from ._pipeline import Held, settle, warn_if_blocking
@@ -75,7 +75,10 @@ class Router(Held):
         warn_if_blocking("router.call", blocking)
         _check.seconds("timeout", timeout)
         body = self._codec.encode([[resolve(a) for a in args], {n: resolve(v) for n, v in kwargs.items()} or None])
-        fields = {"key": key, "again": again, "timeout": timeout if timeout is None else float(timeout), "body": body if isinstance(body, bytes) else body.join()}
+        fields = {
+            "key": key, "again": again, "timeout": timeout if timeout is None else float(timeout), "body": body if isinstance(body, bytes) else body.join(),
+            "scope": _trace.where(),
+        }  # fmt: skip
         return settle(Request(self, id or os.urandom(8).hex(), **fields), blocking)
 
     def abort(self, id: str, *, blocking: bool = True) -> Any:

@@ -7,7 +7,7 @@ import threading
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any
 
-from . import _call, _codec, _core, _empty, _error_transfer, _errors, _item, _register, _result_stream
+from . import _call, _codec, _core, _empty, _error_transfer, _errors, _item, _register, _result_stream, _trace
 from ._call import LENGTHS, IncomingCall
 from ._future import Pull, Waitable
 from ._reference import Reference, names_of, read_names
@@ -72,8 +72,9 @@ class Server:
         args: Any
         kwargs: Any
         mark = _call.current.set((self.core, token, meta))
+        attached = _trace.attach(_call.trace_of(meta)) if meta[20] else None
         try:
-            codec, owner, name = self.known.get(meta[:24] + meta[40:]) or self.learn(meta)
+            codec, owner, name = self.known.get(_call.key_of(meta) if meta[20] else meta[:24] + meta[40:]) or self.learn(meta)
             method = self.method(owner, name)
             if method is None:
                 value = self.verb(IncomingCall(self.core, token, meta), body)
@@ -109,6 +110,8 @@ class Server:
             return
         finally:
             _call.current.reset(mark)
+            if attached is not None:
+                _trace.detach(attached)
         if type(answer) is bytes and len(answer) <= _core._LARGE:
             if self.lib.troupe_answer(token, self.how, answer, len(answer)) > 0:
                 self.core.take_now()
@@ -208,9 +211,9 @@ class Server:
             made = self.objects.get(owner)
             codec = codec.on_device(snapshot=made is None or name not in made.shares)
         found = (codec, owner, name)
-        if len(self.known) >= _KNOWN:  # of many callers, or with traces
+        if len(self.known) >= _KNOWN:  # of many callers
             self.known.clear()
-        self.known[meta[:24] + meta[40:]] = found
+        self.known[_call.key_of(meta)] = found
         return found
 
     def method(self, owner_name: str, name: str) -> Any:
@@ -295,7 +298,9 @@ class Server:
 
         try:
             _call.current.set((self.core, token, call._meta))
-            codec, owner, name = self.known.get(call._meta[:24] + call._meta[40:]) or self.learn(call._meta)
+            if call._meta[20]:
+                _trace.attach(_call.trace_of(call._meta))  # until the end of this task, whose context is its own
+            codec, owner, name = self.known.get(_call.key_of(call._meta)) or self.learn(call._meta)
             value = await self.invoke_async(call, codec, self.method(owner, name), body)
             answer = codec.encode(value)
             if _codec._encoded:

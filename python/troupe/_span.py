@@ -6,7 +6,7 @@ import functools
 import os
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from . import _call, _core, _errors
+from . import _core, _errors, _trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,9 +26,10 @@ class span:
         @troupe.span("load")
         def load(self): ...
 
-    A section that ends with an exception is marked as failed. Without a session, and in forked children, nothing is recorded."""
+    Calls and spans inside of it are its children in OpenTelemetry traces. A section that ends with an exception is marked as failed.
+    Without a session, and in forked children, nothing is recorded."""
 
-    __slots__ = ("_core", "_name", "_number")
+    __slots__ = ("_core", "_marks", "_name", "_number")
 
     def __init__(self, name: str) -> None:
         if not isinstance(name, str) or not name:
@@ -42,15 +43,19 @@ class span:
             return self
         if self._number:
             raise _errors.InvalidError(f"the span {self._name.decode()!r} is open already; make another one: with troupe.span(…)")
-        call = _call.current.get()
         self._core = core
-        self._number = core.lib.troupe_span(0 if call is None else call[1], self._name, len(self._name))
+        where = _trace.where()
+        self._number = core.lib.troupe_span(where, len(where), self._name, len(self._name))
+        if self._number:
+            self._marks = _trace.enter(core, self._number)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         number, self._number = self._number, 0
-        if number and self._core._pid == os.getpid():
-            self._core.lib.troupe_span_end(number, kind is not None)
+        if number:
+            _trace.leave(self._marks)
+            if self._core._pid == os.getpid():
+                self._core.lib.troupe_span_end(number, kind is not None)
 
     def __call__(self, function: F) -> F:
         """Marks every run of a function, which may be async; not of a generator, whose code runs in pieces."""

@@ -113,8 +113,11 @@ func (f *findings) node(facts Facts, n Node) {
 	}
 	h := n.Host
 	if facts.Head != nil && h.Version != facts.Head.Version {
-		f.add(Warning, "version_differs", subject, "its agent and the head have different versions", "upgrade the agent: docs/operations.md",
-			"agent "+h.Version, "head "+facts.Head.Version)
+		next := "upgrade the agent: docs/operations.md"
+		if OlderVersion(facts.Head.Version, h.Version) {
+			next = "upgrade the head, which must not be older than its agents: docs/operations.md"
+		}
+		f.add(Warning, "version_differs", subject, "its agent and the head have different versions", next, "agent "+h.Version, "head "+facts.Head.Version)
 	}
 	f.clock(subject, n.Clock, "chronyc tracking on "+name)
 	f.machine(subject, name, *h, len(n.Report.Devices) > 0)

@@ -151,3 +151,13 @@ func TestJudge(t *testing.T) {
 	found := doctor.Judge(facts)
 	require.Equal(t, doctor.Failure, found[0].Severity, "failures are first")
 }
+
+func TestAdviceForDifferentVersionsIsToUpgradeTheOlderOne(t *testing.T) {
+	for agent, next := range map[string]string{"0.0.9+gabc": "upgrade the agent", "0.2.0": "upgrade the head", "0.1.0+gabc.dirty": "upgrade the agent", "dev": "upgrade the agent"} {
+		facts := healthy()
+		facts.Head.Version, facts.Nodes[0].Host.Version = "0.1.0", agent
+		found := doctor.Judge(facts)
+		require.Len(t, found, 1)
+		require.Contains(t, found[0].Next, next, agent)
+	}
+}
