@@ -380,6 +380,8 @@ class Service:
         """Begins a call of a threaded or async actor. Called by the reader of the side queue, in the order of arrival."""
         caller = (fields[-1]["from"], group)
         number = fields[-1]["number"]
+        if isinstance(number, list):  # by rank
+            number = number[self.host.rank]
         self.early[caller, number] = (token, fields)
         while (found := self.early.pop((caller, self.turns.get(caller, 0)), None)) is not None:
             self.turns[caller] = self.turns.get(caller, 0) + 1
@@ -661,11 +663,17 @@ class RayHost(_worker.Host):
 
     def __init__(self, assignment: str) -> None:
         super().__init__(assignment)
-        fields = self.config["ray"]
+        shared = self.config["ray"]
+        fields = {**shared, **shared["ranks"][self.rank]}
+        self.process = self.role if self.world == 1 else f"{self.role}@{self.rank}"  # its name among the processes of the session
         self.instance: Any = None
         self.cancelling = ""
         if fields["troupe_ray"]:  # a role's environment has no variable of Troupe
             os.environ["TROUPE_RAY"] = fields["troupe_ray"]
+            if "," in fields["troupe_ray"]:
+                from ..adapters import _install
+
+                _install.install_named(fields["troupe_ray"])
         self.state = self._state(fields)
         self.service = Service(self, fields)
         self.codec = self.session.codec(False)
@@ -674,10 +682,10 @@ class RayHost(_worker.Host):
             set_threads(self.state.assigned)
 
     def _state(self, fields: dict[str, Any]) -> _state.State:
-        control = _objects.Peer(fields["control"], self.role)
+        control = _objects.Peer(fields["control"], self.process)
         state = _state.State(
             mode=_state.WORKER_MODE, job_id=fields["job_id"], namespace=fields.get("namespace") or fields["job_namespace"], node_id=fields["node_id"],
-            address=fields["address"], control=control, process=self.role,
+            address=fields["address"], control=control, process=self.process,
         )  # fmt: skip
         state.namespace = fields["job_namespace"]
         state.node_ip = fields["node_ip"]
@@ -689,7 +697,7 @@ class RayHost(_worker.Host):
         state.accelerators = fields["devices"]
         state.assigned = fields.get("demand") or {}
         state.restarted = fields.get("restarted", 0)
-        state.store = _objects.Store(self.role)
+        state.store = _objects.Store(self.process)
         state.host = self
         _state.set_current(state)
         return state

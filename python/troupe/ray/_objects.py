@@ -20,6 +20,7 @@ from typing import Any
 
 from .. import _core, _errors
 from . import _context, _serialize, _state, exceptions
+from ._ids import role_of
 
 _POLITE = 0.001  # seconds that a completion is left to threads that wait for one
 _LATE = 0.05  # seconds after which a completion is taken that no thread waits for
@@ -613,6 +614,10 @@ class Peer:
         from .._future import Asked
         from .._session import current
 
+        role, rank = role_of(self.name)
+        if role != self.name:  # all ranks of a role share one cluster
+            peer(role).with_handle(lambda handle, error: self._known(handle and handle.cluster.workers[rank], error))
+            return
         session = current(start=False)
         with session.core.beside():
             asked = Asked(session.core, "attach", runtime=session.id, name=self.name)
@@ -630,6 +635,9 @@ class Peer:
             handle = cluster.workers[0]
         except BaseException as err:
             error = err
+        self._known(handle, error)
+
+    def _known(self, handle: Any, error: BaseException | None) -> None:
         with self._lock:
             self._handle, self._error = handle, error
             waiting, self._waiting = self._waiting, []

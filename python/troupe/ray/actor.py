@@ -14,7 +14,7 @@ from typing import Any
 import cloudpickle
 
 from .. import _core, _errors
-from . import _context, _host, _objects, _options, _serialize, _state, exceptions
+from . import _context, _forming, _host, _objects, _options, _serialize, _state, exceptions
 from ._ids import ActorID
 from ._objects import ERROR, LENT, PENDING, Entry, ObjectRef
 
@@ -290,7 +290,7 @@ def _create(metadata: Metadata, args: tuple[Any, ...], kwargs: dict[str, Any], o
         "captures": _options.membership(strategy),
         "env": env, "class_name": metadata.class_name, "kind": kind, "groups": groups, "owner": state.process,
         "construct": [metadata.pickled, metadata.class_name, frame, dependencies(refs)],
-        "handle": info.to_wire(), "restarts": options.get("max_restarts") or 0,
+        "handle": info.to_wire(), "restarts": options.get("max_restarts") or 0, "group": _forming.membership(options),
     }  # fmt: skip
     client = client_of(actor_id)
     client.signatures = metadata.signatures
@@ -302,6 +302,7 @@ def _create(metadata: Metadata, args: tuple[Any, ...], kwargs: dict[str, Any], o
         if done.get("existing"):
             return _weak_handle(done["existing"])
         if done.get("taken"):
+            _forming.give_up()
             raise exceptions.ActorAlreadyExistsError(
                 f"The name {name} (namespace={namespace}) is already taken. Please use a different name or get the existing actor using "
                 f"ray.get_actor('{name}', namespace='{namespace}')"
@@ -315,6 +316,7 @@ def _create(metadata: Metadata, args: tuple[Any, ...], kwargs: dict[str, Any], o
 
 def _stillborn(client: Client, info: HandleInfo, why: str) -> ActorHandle:
     """An actor that cannot be made: said on standard error, and by its calls."""
+    _forming.give_up()
     sys.stderr.write(f"ray: the actor {info.class_name} died: {why}\n")
     client._asked = True
     client._died(_objects._dump_error(exceptions.ActorDiedError(f"The actor died because its options are invalid: {why}", None, info.actor_id)), None)
@@ -515,6 +517,13 @@ class Pending:
     def _fetched(self, future: Any) -> None:
         self.client._answered(self, future)
 
+    def await_answer(self, future: Any) -> None:
+        """The call has been sent, and this is its future."""
+        self.sent, self.future = True, future
+        future._waiters.append(self.over)
+        if future._done:
+            self.over()
+
     def cancel(self, force: bool, recursive: bool) -> None:
         self.client.cancel(self, force, recursive)
 
@@ -637,9 +646,7 @@ class Client:
         with self._lock:
             self._submitted += 1
             call.number = self._submitted
-            direct = self._handle is not None and self._dead is None and not self._pumping and not call.refs and not any(self._queues.values())
-            if direct:
-                self._pumping = True
+            direct = not call.refs and self.take_turn()
         if not direct:
             call.own_arguments()
             with self._lock:
@@ -651,11 +658,34 @@ class Client:
         try:
             self._send(call)
         finally:
-            with self._lock:
-                self._pumping = False
-                again, self._again = self._again, False
+            self.end_turn()
+
+    def take_turn(self) -> bool:
+        """True: a call may be sent now, and no other is until end_turn. False: others are before it, or the actor is not reached yet."""
+        with self._lock:
+            if self._handle is None or self._dead is not None or self._pumping or any(self._queues.values()):
+                return False
+            self._pumping = True
+            return True
+
+    def end_turn(self) -> None:
+        with self._lock:
+            self._pumping = False
+            again, self._again = self._again, False
         if again:
             self.pump()
+
+    def worker_for(self, call: Pending) -> Any:
+        """The worker that a call is sent to; None: the actor's process has just ended."""
+        with self._lock:
+            call.role = self._role
+            return self._handle
+
+    def next_number(self, group: str) -> int:
+        """The number of the next call of a concurrency group."""
+        number = self._numbers.get(group, 0)
+        self._numbers[group] = number + 1
+        return number
 
     def pump(self) -> None:
         """Sends what can be sent, in order. One thread does it at a time."""
@@ -711,8 +741,8 @@ class Client:
                 call.fail(ref._entry.body)
                 return
         with self._lock:
-            handle, call.role = self._handle, self._role
-            if handle is None:  # its process has just ended
+            handle = self.worker_for(call)
+            if handle is None:
                 call.own_arguments()
                 self._put_back(call)
                 return
@@ -720,9 +750,7 @@ class Client:
         method = "call" if not call.group and "call" in handle._cluster._modes else _host.method_of_group(call.group)
         extra: dict[str, Any] = {"name": call.name} if call.name else {}
         if method != "call":
-            number = self._numbers.get(call.group, 0)
-            self._numbers[call.group] = number + 1
-            extra |= {"from": _state.require().process, "number": number}
+            extra |= {"from": _state.require().process, "number": self.next_number(call.group)}
         try:
             future = handle._call(method, (call.id, call.method, call.frame, dependencies(call.refs) if call.refs else [], call.returns, extra), {}, False)
         except _errors.Error as err:
@@ -730,10 +758,7 @@ class Client:
             return
         if not call.retries:
             call.frame = []
-        call.future = future
-        future._waiters.append(call.over)
-        if future._done:
-            call.over()
+        call.await_answer(future)
         _objects.sent()
 
     def _answered(self, call: Pending, future: Any) -> None:
