@@ -321,7 +321,7 @@ func (h *Host) fetch(calls []*call) {
 			ranks.Add(c.worker.spec.Rank)
 		}
 		memory := group[0].binding.memory
-		h.ep.Fetch(ref, group[0].header.Location, ranks, memory, func(body []byte, err error) {
+		h.ep.Fetch(ref, group[0].header.Location, bus.Receiver{Ranks: ranks, Memory: memory, Alone: group[0].header.ForHost == wire.ForItself}, func(body []byte, err error) {
 			for _, c := range group[1:] {
 				other := body
 				if memory != nil { // each call owns its own copy

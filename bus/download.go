@@ -18,6 +18,9 @@ import (
 //
 //	attaching ── the body is shared on this host ──► done
 //	   │ it is not
+//	   ▼
+//	joining ── another process of the host has pulled it ──► done
+//	   │ this process pulls it
 //	   ▼        room in the budget              last byte
 //	waiting ─────────────────────────► active ─────────────► done (Done sent, budget released)
 //	   │                               │   ▲ │
@@ -41,9 +44,8 @@ type downloads struct {
 
 // download is one partly received body. mu guards its fields; done is called without it.
 type download struct {
-	ref       wire.Ref
-	ranks     wire.RankSet // the ranks of this process that need it; empty for a caller
-	memory    Memory
+	ref wire.Ref
+	Receiver
 	began     time.Time
 	done      []func([]byte, error)
 	admission *admission
@@ -58,6 +60,9 @@ type download struct {
 	asked     time.Time
 	patience  time.Duration // time without progress before the request is repeated
 	gaps      int           // chunks beyond the offset since the last one in order
+	fetch     HostFetch     // this process pulls the body for its host, and buf is its room; nil: it does not, or has its own view
+	whole     bool          // all bytes are there; this process obtains its own view of the room of fetch
+	sub       *Subscription // to the body's subject, with fetch
 	// absentSince is when the server first reported that the owner's inbox has no subscriber; zero: it has one.
 	absentSince time.Time
 	finished    bool
@@ -67,13 +72,20 @@ func newDownloads(ep *Endpoint) *downloads {
 	return &downloads{ep: ep, in: map[wire.Ref]*download{}}
 }
 
+// Receiver is what a download is for.
+type Receiver struct {
+	Ranks  wire.RankSet // the ranks of this process that need the body; empty for a caller
+	Memory Memory       // allocates the body; nil: Go's heap
+	Alone  bool         // no other process needs the body
+}
+
 // Fetch requests a body and calls done with the whole body or an error. A memory that is Sharing attaches the body at its
-// location, if it has one; otherwise, or if that fails, the body is pulled. The body is allocated from memory, which may be
-// nil, and belongs to done. Callers of Fetch with the same ref must not write to it: without a memory they share it.
+// location, if it has one; otherwise one process of the host pulls it for all; without a Sharing memory each process pulls it for itself.
+// The body belongs to done. Callers of Fetch with the same ref must not write to it: without a memory they share it.
 // done must not block.
-func (e *Endpoint) Fetch(ref wire.Ref, at wire.Location, ranks wire.RankSet, memory Memory, done func([]byte, error)) {
+func (e *Endpoint) Fetch(ref wire.Ref, at wire.Location, to Receiver, done func([]byte, error)) {
 	if ref.Len > e.bus.cfg.MaxBody {
-		e.release(ref, ranks)
+		e.release(ref, to.Ranks)
 		done(nil, Errorf(CodeRefused, "a body of %d bytes is larger than the limit of %d (bus.Config.MaxBody)", ref.Len, e.bus.cfg.MaxBody))
 		return
 	}
@@ -84,22 +96,22 @@ func (e *Endpoint) Fetch(ref wire.Ref, at wire.Location, ranks wire.RankSet, mem
 		rs.mu.Unlock()
 		return
 	}
-	r := &download{ref: ref, ranks: ranks, memory: memory, done: []func([]byte, error){done}, began: time.Now(), patience: stallAfter}
+	r := &download{ref: ref, Receiver: to, done: []func([]byte, error){done}, began: time.Now(), patience: stallAfter}
 	r.heard = r.began
 	rs.in[ref] = r
 	rs.mu.Unlock()
 	e.wakeSweep()
-	if s, ok := memory.(Sharing); ok && !at.IsZero() && ref.Len > MaxInline {
+	if s, ok := to.Memory.(Sharing); ok && !at.IsZero() && ref.Len > MaxInline {
 		s.Attach(at, ref.Len, func(body []byte) { rs.attached(r, body) })
 		return
 	}
-	rs.pull(r)
+	rs.join(r)
 }
 
-// attached ends a download whose body is shared; nil: it is not, and is pulled.
+// attached ends a download whose body is shared; nil: it is not.
 func (rs *downloads) attached(r *download, body []byte) {
 	if body == nil {
-		rs.pull(r)
+		rs.join(r)
 		return
 	}
 	r.mu.Lock()
@@ -109,7 +121,7 @@ func (rs *downloads) attached(r *download, body []byte) {
 	}
 	r.mu.Unlock()
 	if late {
-		FreeBody(r.memory, body)
+		FreeBody(r.Memory, body)
 		return
 	}
 	rs.ep.CountReceived(PathShared, r.ref.Len)
@@ -148,6 +160,7 @@ func (rs *downloads) admit(r *download) {
 		r.buf = []byte{}
 	}
 	r.mu.Unlock()
+	rs.listen(r)
 	rs.want(r)
 	if r.ref.Len == 0 {
 		rs.finish(r, nil)
@@ -157,7 +170,11 @@ func (rs *downloads) admit(r *download) {
 func (rs *downloads) want(r *download) {
 	r.mu.Lock()
 	r.asked = time.Now()
-	h := wire.Header{Session: rs.ep.session, Ref: r.ref, Offset: uint64(r.got), Some: r.ranks.Len() > 0, Ranks: r.ranks}
+	h := rs.header(r)
+	h.Offset = uint64(r.got)
+	if r.sub != nil {
+		h.ForHost = wire.ForAll
+	}
 	r.mu.Unlock()
 	_ = rs.ep.send(replyIn(rs.ep.namespace, r.ref.Owner), &wire.Frame{Kind: wire.KindWant, Header: h}) // repeated without progress
 }
@@ -177,13 +194,13 @@ func (e *Endpoint) Chunk(f *wire.Frame) {
 		return
 	}
 	r.mu.Lock()
-	if !r.admitted || r.finished {
+	if !r.admitted || r.finished || r.whole {
 		r.mu.Unlock()
 		return
 	}
 	r.heard, r.absentSince = time.Now(), time.Time{}
 	if r.buf == nil {
-		if r.buf = makeBody(r.memory, int(r.ref.Len)); r.buf == nil {
+		if r.buf = makeBody(r.Memory, int(r.ref.Len)); r.buf == nil {
 			r.mu.Unlock()
 			rs.finish(r, Errorf(CodeRefused, "no memory for a body of %d bytes", r.ref.Len))
 			return
@@ -208,16 +225,23 @@ func (e *Endpoint) Chunk(f *wire.Frame) {
 	}
 	r.moved = r.heard
 	whole := r.got == len(r.buf)
+	r.whole = whole && r.fetch != nil
 	confirm := !whole && r.got-r.confirmed >= progressEvery
 	if confirm {
 		r.confirmed = r.got
 	}
+	fetch := r.fetch
 	got := uint64(r.got)
 	r.mu.Unlock()
 	switch {
+	case whole && fetch != nil:
+		fetch.Whole(func(body []byte) { rs.viewed(r, body) })
 	case whole:
 		rs.finish(r, nil)
 	case confirm:
+		if fetch != nil {
+			fetch.Moved()
+		}
 		h := wire.Header{Session: e.session, Ref: f.Header.Ref, Offset: got}
 		_ = e.send(replyIn(e.namespace, r.ref.Owner), &wire.Frame{Kind: wire.KindProgress, Header: h}) // the next one includes this one
 	}
@@ -237,20 +261,29 @@ func (rs *downloads) finish(r *download, err error) {
 		return
 	}
 	r.finished = true
-	a, body := r.admission, r.buf
+	a, body, fetch, sub := r.admission, r.buf, r.fetch, r.sub
+	whole := r.whole
 	r.mu.Unlock()
+	if sub != nil {
+		_ = sub.Unsubscribe() // fails only on a closed connection
+	}
+	if fetch != nil && !whole { // a whole body stays for others
+		fetch.End()
+	}
 	rs.ep.recordTransfer(recorder.Download, r.began, r.ref.Len, err != nil)
-	rs.ep.release(r.ref, r.ranks)
+	rs.ep.release(r.ref, r.Ranks)
 	if a != nil && !rs.ep.bus.budget.cancel(a) {
 		rs.ep.bus.budget.release(a)
 	}
+	if err != nil && fetch == nil {
+		FreeBody(r.Memory, body)
+	}
 	if err != nil {
-		FreeBody(r.memory, body)
 		body = nil
 	}
 	bodies := make([][]byte, len(waiters))
 	for i := range bodies {
-		if bodies[i] = body; i > 0 && r.memory != nil { // bodies of a memory have one owner
+		if bodies[i] = body; i > 0 && r.Memory != nil { // bodies of a memory have one owner
 			bodies[i] = bytes.Clone(body)
 		}
 	}
@@ -292,7 +325,8 @@ func (rs *downloads) all() []*download {
 func (rs *downloads) sweep(now time.Time, connected, anew bool) {
 	for _, r := range rs.all() {
 		r.mu.Lock()
-		waiting := !r.admitted
+		waiting := !r.admitted || r.whole
+		fetch := r.fetch
 		if waiting || !connected {
 			r.heard, r.moved = now, now
 		}
@@ -302,6 +336,9 @@ func (rs *downloads) sweep(now time.Time, connected, anew bool) {
 		}
 		stalled = stalled || anew && connected && !waiting
 		r.mu.Unlock()
+		if fetch != nil && waiting && connected {
+			fetch.Moved()
+		}
 		switch {
 		case silent > giveUpAfter:
 			rs.finish(r, Errorf(CodeWorkerLost, "the owner of a body of %d bytes has not answered for %s", r.ref.Len, giveUpAfter))

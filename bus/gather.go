@@ -308,8 +308,11 @@ func (g *Gather) frame(part int) wire.Frame {
 	if g.locations != nil {
 		f.Header.Location = g.locations[part]
 	}
-	if g.refs[part].Owner == "" {
+	switch {
+	case g.refs[part].Owner == "":
 		f.Body = p.Body
+	case len(p.Ranks) > 1:
+		f.Header.ForHost = wire.ForAll
 	}
 	return f
 }
@@ -385,7 +388,7 @@ func (g *Gather) fetch(i int, h *wire.Header) {
 	if code != "" { // errors are decoded here
 		memory = nil
 	}
-	g.ep.Fetch(ref, at, wire.RankSet{}, memory, func(body []byte, err error) {
+	g.ep.Fetch(ref, at, Receiver{Memory: memory, Alone: true}, func(body []byte, err error) {
 		if err != nil {
 			g.settle(i, nil, err)
 			return

@@ -147,7 +147,7 @@ func (r *References) takeOver(keeper string, bodies []wire.Reference) {
 	r.mu.Unlock()
 	for _, v := range pull {
 		ref, memory := v.ref, v.memory // fixed while taking
-		r.ep.Fetch(ref, v.location, wire.RankSet{}, memory, func(body []byte, err error) { r.taken(v, ref, memory, body, err) })
+		r.ep.Fetch(ref, v.location, Receiver{Memory: memory, Alone: true}, func(body []byte, err error) { r.taken(v, ref, memory, body, err) })
 	}
 }
 

@@ -6,7 +6,12 @@ import (
 	"troupe/bus/bustest"
 )
 
+// programs are the main functions of processes that tests start; each returns at once if it is not asked for.
+var programs = []func(){driveIfAsked}
+
 func TestMain(m *testing.M) {
-	driveIfAsked()
+	for _, run := range programs {
+		run()
+	}
 	bustest.Main(m)
 }

@@ -23,6 +23,24 @@ type Sharing interface {
 	// Attach obtains the body of n bytes at a location of another process. It calls done once, before it returns or later from another
 	// goroutine, with a body that is freed like one of Make, or with nil: then the body is pulled over the bus. It does not block.
 	Attach(at wire.Location, n int64, done func(body []byte))
+	// Join is for a body of n bytes that several processes of the host may need under the same name. It calls done once, before it
+	// returns or later from another goroutine: with a HostFetch, if this process is to pull the body for all; with the body, if
+	// another process has pulled it; or with neither: then this process pulls it for itself. waits is called before, if another
+	// process is found to pull it. Join does not block, and neither do waits and done.
+	Join(name string, n int64, waits func(), done func(f HostFetch, body []byte))
+}
+
+// HostFetch is a body that this process pulls for all processes of its host. It ends with Whole or End.
+type HostFetch interface {
+	// Room is where the body is written.
+	Room() []byte
+	// Moved reports progress to those who wait. They do not wait long without it.
+	Moved()
+	// Whole reports that the body is whole. It calls done once with this process's own body, which is freed like one of Make; nil: there
+	// is none, and Room is valid until done returns.
+	Whole(done func(body []byte))
+	// End gives the body up: another process begins anew.
+	End()
 }
 
 // Locate returns where a body of m lies for other processes of the host; zero: nowhere. m may be nil.

@@ -124,6 +124,7 @@ func (th *testbed) memoryCall(m *bustest.Memory, rng *rand.Rand) bus.Call {
 // TestEveryLargeBodyIsFreedOnce checks that each body of a call is freed exactly once and not used afterwards, under
 // all faults.
 func TestEveryLargeBodyIsFreedOnce(t *testing.T) {
+	fetched := 0
 	for seed := range repeats(6, 12) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			virtualTime(t, func(t *testing.T) {
@@ -131,7 +132,10 @@ func TestEveryLargeBodyIsFreedOnce(t *testing.T) {
 				callers, workers := bustest.NewMemory(t), bustest.NewMemory(t)
 				if seed%2 == 1 {
 					host := bustest.Share(rng, callers, workers)
-					t.Cleanup(func() { require.Positive(t, host.Attached()) })
+					t.Cleanup(func() {
+						require.Positive(t, host.Attached())
+						fetched += host.Fetched()
+					})
 				}
 				th := emptyTestbed(t)
 				th.startMemoryWorkers(workers)
@@ -158,6 +162,7 @@ func TestEveryLargeBodyIsFreedOnce(t *testing.T) {
 			})
 		})
 	}
+	require.Positive(t, fetched, "bodies that one host fetched for both")
 }
 
 // makeMemoryCalls makes calls, cancels some of them, and waits for the end of most.

@@ -127,7 +127,7 @@ func (r *References) serve(v *ownedValue, w *waiter) {
 	name := r.nameOf(v)
 	r.mu.Lock()
 	state, body, ref, location, err := v.state, v.body, v.ref, v.location, v.err
-	contains := v.contains
+	contains, alone := v.contains, !v.shared
 	switch {
 	case w.ready || state == valueFailed:
 		r.mu.Unlock()
@@ -139,7 +139,7 @@ func (r *References) serve(v *ownedValue, w *waiter) {
 		}
 	case state == valueElsewhere:
 		r.mu.Unlock()
-		r.ep.Fetch(ref, location, wire.RankSet{}, w.memory, func(body []byte, err error) { r.served(v, w, body, err) })
+		r.ep.Fetch(ref, location, Receiver{Memory: w.memory, Alone: alone}, func(body []byte, err error) { r.served(v, w, body, err) })
 	default:
 		r.retainLocked(contains)
 		r.mu.Unlock()
@@ -348,7 +348,7 @@ func (r *References) resolved(f *wire.Frame) {
 		q.fetching = true
 		r.mu.Unlock()
 		refs := h.References
-		r.ep.Fetch(h.Ref, h.Location, wire.RankSet{}, q.waiter.memory, func(body []byte, err error) { r.fetched(q, body, refs, err) })
+		r.ep.Fetch(h.Ref, h.Location, Receiver{Memory: q.waiter.memory}, func(body []byte, err error) { r.fetched(q, body, refs, err) })
 		return
 	}
 	delete(r.requests, q.number)

@@ -47,6 +47,16 @@ func (m *sharedMemory) Attach(at wire.Location, n int64, done func([]byte)) {
 	m.reader.Attach(at, n, done)
 }
 
+func (m *sharedMemory) Join(name string, n int64, waits func(), done func(bus.HostFetch, []byte)) {
+	m.arena.Join(m.reader, name, n, waits, func(f *shm.Fetch, body []byte) {
+		if f == nil {
+			done(nil, body)
+			return
+		}
+		done(f, nil)
+	})
+}
+
 // TestSharedBodiesAreGivenUpOnTheirWay cancels calls, or lets them time out, at random points while their bodies are claimed in shared
 // memory. Afterwards neither side uses or lends a region.
 func TestSharedBodiesAreGivenUpOnTheirWay(t *testing.T) {

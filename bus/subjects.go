@@ -3,6 +3,8 @@ package bus
 import (
 	"strconv"
 	"strings"
+
+	"troupe/bus/wire"
 )
 
 // Every subject of Troupe is made in this file. A namespace is one prefix, so that credentials can be scoped to it:
@@ -21,6 +23,7 @@ import (
 //	troupe.<namespace>.reply.<session>.call.<seq>.<part>         what the server or a peer of another version says of a call
 //	troupe.<namespace>.reply.<session>.knock.<session>           what the server says of another process's inbox
 //	troupe.<namespace>.reply.<session>.timeline                  requests for the flight recorder of one process
+//	troupe.<namespace>.@body.<session>.<id>                      chunks of a body for the processes that pull it for their hosts
 //	troupe.<namespace>.@traffic.<session>                        bytes and pending calls of one process, for observers
 //	troupe.<namespace>.reply.<session>.placement.<seq>           what the placement service says to one process
 //	troupe.<namespace>.@pipeline.<name>.stored.…                 what a pipeline stores, in a JetStream stream of its own
@@ -216,6 +219,11 @@ func replyProbePrefix(namespace, session string) string {
 // replyTimeline is troupe.<namespace>.reply.<session>.timeline.
 func replyTimeline(namespace, session string) string {
 	return tokenRoot + "." + namespace + "." + tokenReply + "." + session + ".timeline"
+}
+
+// bodySubject is troupe.<namespace>.@body.<session>.<id>.
+func bodySubject(namespace string, ref wire.Ref) string {
+	return tokenRoot + "." + namespace + ".@body." + ref.Owner + "." + strconv.FormatUint(ref.ID, 10)
 }
 
 // replyAll is troupe.<namespace>.reply.<session>.>.

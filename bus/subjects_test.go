@@ -6,6 +6,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
+
+	"troupe/bus/wire"
 )
 
 // TestSubjects pins the subjects of roles and replies: credentials are scoped to them, and other languages write them
@@ -21,6 +23,7 @@ func TestSubjects(t *testing.T) {
 		"troupe.n.r.i.control.rank.0": a.ControlRank(0),
 		"troupe.n.r.i.sequencer":      a.Sequencer(),
 		"troupe.n.r.i.life":           a.Life(),
+		"troupe.n.@body.s.7":          bodySubject("n", wire.Ref{Owner: "s", ID: 7}),
 		"troupe.n.reply.s.in":         replyIn("n", "s"),
 		"troupe.n.reply.s.>":          replyAll("n", "s"),
 		"troupe.n.reply.s.call.18.2":  replyCall("n", "s", 18, 2),

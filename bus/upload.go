@@ -39,6 +39,7 @@ type upload struct {
 	mu        sync.Mutex
 	needed    wire.RankSet // ranks that have not sent Done; empty for a caller, whose first Done ends the upload
 	wanting   wire.RankSet // ranks of the next transfer
+	byOthers  wire.RankSet // ranks for which another process of their host requests it
 	wants     []want
 	first     time.Time            // of the oldest entry of wants
 	latest    time.Time            // of the newest
@@ -59,6 +60,7 @@ type want struct {
 	session string
 	offset  int
 	ranks   wire.RankSet
+	forHost wire.ForHost
 }
 
 // receiver is one receiver of a running transfer.
@@ -163,7 +165,7 @@ func (st *uploads) wanted(f *wire.Frame) {
 		_ = st.ep.send(inbox, &wire.Frame{Kind: wire.KindGone, Header: wire.Header{Ref: f.Header.Ref}}) // the receiver repeats its request if this is lost
 		return
 	}
-	w := want{session: f.Header.Session, offset: int(f.Header.Offset), ranks: f.Header.Ranks.Clone()}
+	w := want{session: f.Header.Session, offset: int(f.Header.Offset), ranks: f.Header.Ranks.Clone(), forHost: f.Header.ForHost}
 	start, note := h.ask(w, time.Now())
 	if start {
 		if !st.ep.spawn(h.pump) {
@@ -196,13 +198,19 @@ func (h *upload) ask(w want, now time.Time) (start bool, s sentNote) {
 	if h.withdrawn {
 		return false, sentNote{}
 	}
-	if served, s := h.served(w, now); served {
-		return false, s
-	}
 	if h.pulled == nil {
 		h.pulled = map[string]bool{}
 	}
 	h.pulled[w.session] = true
+	if w.forHost == wire.ByAnother {
+		for _, r := range w.ranks.List() {
+			h.byOthers.Add(r)
+		}
+		return false, sentNote{}
+	}
+	if served, s := h.served(w, now); served {
+		return false, s
+	}
 	h.latest, h.active = now, now
 	if h.needed.Len() == 0 && !h.kept {
 		h.asker = w.session
@@ -213,6 +221,7 @@ func (h *upload) ask(w want, now time.Time) (start bool, s sentNote) {
 	h.wants = append(withoutWant(h.wants, w.session), w)
 	for _, r := range w.ranks.List() {
 		h.wanting.Add(r)
+		h.byOthers.Remove(r)
 	}
 	start = !h.pumping
 	h.pumping = true
@@ -311,6 +320,7 @@ func (st *uploads) done(f *wire.Frame) {
 	for _, r := range f.Header.Ranks.List() {
 		h.needed.Remove(r)
 		h.wanting.Remove(r)
+		h.byOthers.Remove(r)
 	}
 	last := h.needed.Len() == 0 && !h.kept
 	h.mu.Unlock()
@@ -355,22 +365,32 @@ func (h *upload) wake() {
 // pump serves requests until there are none. One pump runs at a time.
 func (h *upload) pump() {
 	for {
-		together, alone, more := h.nextRound()
+		round, more := h.nextRound()
 		if !more {
 			return
 		}
-		if len(together) > 0 {
-			h.transfer(h.subject, together, 0)
+		if len(round.hosts) > 0 {
+			h.transfer(bodySubject(h.st.ep.namespace, h.ref), round.hosts, 0)
 		}
-		for _, w := range alone {
+		if len(round.ranks) > 0 {
+			h.transfer(h.subject, round.ranks, 0)
+		}
+		for _, w := range round.alone {
 			h.transfer(replyIn(h.st.ep.namespace, w.session), []want{w}, w.offset)
 		}
 	}
 }
 
+// round are the requests that a pump serves next.
+type round struct {
+	hosts []want // together on the body's subject, from offset 0
+	ranks []want // together on the subject of the ranks, from offset 0
+	alone []want
+}
+
 // nextRound waits for the receivers that have not sent a request yet, so that one transfer serves all, and then returns
-// the requests: together those from offset 0 on the common subject, alone the others.
-func (h *upload) nextRound() (together, alone []want, more bool) {
+// the requests.
+func (h *upload) nextRound() (next round, more bool) {
 	for {
 		h.mu.Lock()
 		if h.withdrawn || len(h.wants) == 0 {
@@ -378,9 +398,9 @@ func (h *upload) nextRound() (together, alone []want, more bool) {
 			tell := h.unreadLocked()
 			h.mu.Unlock()
 			tell()
-			return nil, nil, false
+			return round{}, false
 		}
-		missing := h.needed.Len() - h.wanting.Len()
+		missing := h.needed.Len() - h.wanting.Len() - h.byOthers.Len()
 		again := time.Duration(len(h.body)/(gatherRate/1000)) * time.Millisecond
 		left := min(max(gatherWait, again)-time.Since(h.latest), gatherMost-time.Since(h.first))
 		if h.subject != "" && missing > 0 && left > 0 {
@@ -388,18 +408,36 @@ func (h *upload) nextRound() (together, alone []want, more bool) {
 			h.waitWake(left)
 			continue
 		}
-		for _, w := range h.wants {
-			if h.subject != "" && w.offset == 0 && len(h.wants) > 1 && !h.tried[w.session] {
-				h.tried[w.session] = true
-				together = append(together, w)
-			} else {
-				alone = append(alone, w)
-			}
-		}
+		next = h.divideLocked()
 		h.wants, h.wanting = nil, wire.RankSet{}
 		h.mu.Unlock()
-		return together, alone, true
+		return next, true
 	}
+}
+
+// divideLocked divides the requests into those that one transfer serves and the others. The subject of the ranks is not used when some of
+// them get the body from their host: it would be sent to them too.
+func (h *upload) divideLocked() (next round) {
+	for _, w := range h.wants {
+		first := w.offset == 0 && !h.tried[w.session]
+		switch {
+		case first && w.forHost == wire.ForAll:
+			next.hosts = append(next.hosts, w)
+		case first && h.subject != "" && h.byOthers.Len() == 0:
+			next.ranks = append(next.ranks, w)
+		default:
+			next.alone = append(next.alone, w)
+		}
+	}
+	for _, group := range []*[]want{&next.hosts, &next.ranks} {
+		if len(*group) == 1 {
+			next.alone, *group = append(next.alone, *group...), nil
+		}
+		for _, w := range *group {
+			h.tried[w.session] = true
+		}
+	}
+	return next
 }
 
 // transfer sends the body from offset to subject, at most a window ahead of the slowest receiver. A receiver that is

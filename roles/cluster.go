@@ -390,6 +390,31 @@ func (c *Cluster) Destroy(ctx context.Context) error {
 // and the devices are free. Any attached driver may kill a role. Workers that are goroutines are only told to stop.
 func (c *Cluster) Kill(ctx context.Context) error { return c.destroy(ctx, 0, stopNow) }
 
+// KillRanks kills the processes of some ranks with SIGKILL, and returns when their agents have seen them exit. What happens next is the
+// role's policy for a worker that failed: with Ignore the other ranks continue.
+func (c *Cluster) KillRanks(ctx context.Context, ranks ...int) error {
+	rec := c.Record()
+	if !rec.Process {
+		return bus.Errorf(bus.CodeInvalid, "role %s: its workers are goroutines, which cannot be killed", c.Name())
+	}
+	for _, rank := range ranks {
+		if rank < 0 || rank >= rec.World {
+			return bus.Errorf(bus.CodeInvalid, "role %s has no rank %d: it has %d workers", c.Name(), rank, rec.World)
+		}
+	}
+	order, groups := rec.launchTargets(ranks)
+	var errs []error
+	for _, at := range order {
+		ids := make([]nodes.WorkerID, len(groups[at]))
+		for i, rank := range groups[at] {
+			ids[i] = rec.workerID(rank)
+		}
+		_, err := c.rt.agents().Evict(ctx, at.node, ids, 0, "killed by "+c.rt.cfg.Name) // a stop on request would be the end of the role
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
 // Close releases the cluster: a role that was created here and is not detached is destroyed, others stay. A cluster
 // opened from a handle is shared and stays open.
 func (c *Cluster) Close(ctx context.Context) error {

@@ -239,6 +239,28 @@ func TestIgnoreAWorkersEnd(t *testing.T) {
 	require.NoError(t, err)
 }
 
+func TestKillRanks(t *testing.T) {
+	t.Parallel()
+	tr := startHead(t, false)
+	spec := workerSpec("infer", 3, 0)
+	spec.Process.Policy = roles.Ignore
+	c := create(t, tr.driver(t, roles.Config{}), spec)
+	pids, err := roles.CallEach[int](patient(t), c, "pid")
+	require.NoError(t, err)
+	require.ErrorIs(t, c.KillRanks(patient(t), 3), bus.ErrInvalid)
+	require.NoError(t, c.KillRanks(patient(t), 1))
+	gone(t, pids[1])
+	g, err := c.Ranks(0, 2)
+	require.NoError(t, err)
+	_, err = g.Call(patient(t), "add", 1)
+	require.NoError(t, err, "the others continue")
+	deaths, _, _, err := c.Deaths(patient(t), 0)
+	require.NoError(t, err)
+	require.Equal(t, 1, deaths[0].Rank)
+	require.NoError(t, c.Destroy(patient(t)))
+	gone(t, pids...)
+}
+
 func TestSharedDevices(t *testing.T) {
 	t.Parallel()
 	tr := startHead(t, false)

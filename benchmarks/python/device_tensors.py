@@ -54,10 +54,10 @@ class Gpu:
         self.torch = torch
         torch.ones(1, device="cuda")
         for holder, names in (  # where the time goes
-            (_device, ("lend", "receive")),
+            (_device, ("_lend", "receive")),
             (_device.Source, ("__init__", "fetch")),
             (_device.Reader, ("__init__", "_pump")),
-            (_cuda.Cuda, ("lend", "_export", "open", "map", "unmap", "register", "empty")),
+            (_cuda.Cuda, ("lend", "wait", "_export", "open", "map", "unmap", "register", "empty")),
         ):
             for name in names:
                 timed(holder, name)

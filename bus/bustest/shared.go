@@ -21,13 +21,15 @@ type SharedHost struct {
 	located  map[uint64][]byte // by generation, until they are freed
 	gens     map[*byte]uint64
 	attached int
+	fetches  map[string]*sharedFetch
+	fetched  int
 }
 
 var _ bus.Sharing = (*Memory)(nil)
 
 // Share makes memories share their bodies.
 func Share(rng *rand.Rand, all ...*Memory) *SharedHost {
-	h := &SharedHost{rng: rand.New(rand.NewPCG(rng.Uint64(), 1)), located: map[uint64][]byte{}, gens: map[*byte]uint64{}}
+	h := &SharedHost{rng: rand.New(rand.NewPCG(rng.Uint64(), 1)), located: map[uint64][]byte{}, gens: map[*byte]uint64{}, fetches: map[string]*sharedFetch{}}
 	for _, m := range all {
 		m.shared = h
 		m.t.Cleanup(h.group.Wait)
@@ -42,6 +44,13 @@ func (h *SharedHost) Attached() int {
 	return h.attached
 }
 
+// Fetched counts the bodies that came from another memory's fetch.
+func (h *SharedHost) Fetched() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.fetched
+}
+
 func (h *SharedHost) remove(body []byte) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -50,7 +59,7 @@ func (h *SharedHost) remove(body []byte) {
 	delete(h.gens, at)
 }
 
-// Locate is bus.Sharing.
+// Locate is bus.Sharing. Every other body is not shared.
 func (m *Memory) Locate(body []byte) wire.Location {
 	h := m.shared
 	if h == nil {
@@ -58,6 +67,9 @@ func (m *Memory) Locate(body []byte) wire.Location {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if h.rng.IntN(2) == 0 {
+		return wire.Location{} // as if its receivers were on another host
+	}
 	h.last++
 	h.located[h.last], h.gens[unsafe.SliceData(body)] = body, h.last
 	return wire.Location{Owner: "00000000000000000000000000000000", Segment: 1, Gen: h.last}

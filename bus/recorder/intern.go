@@ -8,14 +8,14 @@ import (
 )
 
 const (
-	maxInterned  = 1 << 15 // texts that get a number
+	maxInterned  = 1 << 15 // texts that get a number; less than noText
 	recentTexts  = 1 << 10 // a power of two
 	noText       = ^Text(0)
 	longInterned = 128 // longer texts get no number
 )
 
 // Text is the number of a text; 0: the empty one.
-type Text uint32
+type Text uint16
 
 // interner gives texts numbers that never change, so that the ring of calls has no pointers for the garbage collector to follow. Number 0
 // is the empty text. A text that was seen lately is found without a lock.

@@ -36,7 +36,8 @@ type shard[T any] struct {
 	_    [64]byte // the locks of two shards are in different cache lines
 }
 
-// Entry is a record of a call, a part or a run, with its texts by number; see Record.
+// Entry is a record of a call, a part or a run, with its texts by number; see Record. It has the size of a cache line: a ring is written in
+// order, and its lines are rarely in a cache.
 type Entry struct {
 	Begin, End, Queued         int64
 	CallSeq, ParentSeq         uint64

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
@@ -187,3 +188,5 @@ func TestTakeHasOpenSpansAndSources(t *testing.T) {
 	open.End(false)
 	require.False(t, take(Query{Namespace: "ns", Last: time.Minute})["allreduce"].Open)
 }
+
+func TestAnEntryIsACacheLine(t *testing.T) { require.EqualValues(t, 64, unsafe.Sizeof(Entry{})) }

@@ -66,6 +66,16 @@ type region struct {
 	inUse   bool // by this process: a claim is granted
 	readers map[*arenaLink]struct{}
 	asked   time.Time // when its readers were asked to detach
+
+	fetch   *Fetch // this process fetches the body for its host
+	filling bool   // the body is not whole: claims wait
+	waiting []waitingClaim
+}
+
+// waitingClaim is a claim on a body that is not whole.
+type waitingClaim struct {
+	link    *arenaLink
+	message message
 }
 
 // arenaLink is the link of one reader.
@@ -80,6 +90,7 @@ type arenaLink struct {
 const (
 	trimEvery   = 5 * time.Second
 	detachEvery = 5 * time.Second // a reader that has not detached a region by then is asked again
+	mostWaiting = 4096            // claims that wait for one body; others are refused
 )
 
 // Open makes the arena of this process. The error says what a person can do; without an arena bodies travel over the bus.
@@ -117,7 +128,7 @@ func (a *Arena) CloseUnused() (closed bool, err error) { return a.close(false) }
 
 func (a *Arena) close(always bool) (closed bool, err error) {
 	a.mu.Lock()
-	used := slices.ContainsFunc(slices.Collect(maps.Values(a.regions)), func(r *region) bool { return r.inUse })
+	used := slices.ContainsFunc(slices.Collect(maps.Values(a.regions)), func(r *region) bool { return r.inUse && (r.fetch == nil || r.filling) })
 	if a.closed || used && !always {
 		a.mu.Unlock()
 		return a.closed, nil
@@ -128,9 +139,18 @@ func (a *Arena) close(always bool) (closed bool, err error) {
 		a.destroyLocked(s)
 	}
 	links := a.readers
+	var fetches []*Fetch
+	for _, r := range a.regions {
+		if r.fetch != nil {
+			fetches = append(fetches, r.fetch)
+		}
+	}
 	a.readers = map[*arenaLink]struct{}{}
 	a.regions = map[uintptr]*region{}
 	a.mu.Unlock()
+	for _, f := range fetches {
+		f.End()
+	}
 	for l := range links {
 		l.close()
 	}
@@ -236,7 +256,7 @@ func (a *Arena) detachLocked(only *arenaLink, size int) {
 	var lent []*region
 	now := time.Now()
 	for _, r := range a.regions {
-		if only == nil && r.inUse || now.Sub(r.asked) < detachEvery || only != nil && !has(r.readers, only) {
+		if only == nil && r.inUse && (r.fetch == nil || r.filling) || now.Sub(r.asked) < detachEvery || only != nil && !has(r.readers, only) {
 			continue
 		}
 		lent = append(lent, r)
@@ -440,11 +460,16 @@ func (a *Arena) serve(l *arenaLink) {
 func (a *Arena) claimed(l *arenaLink, m message) error {
 	a.mu.Lock()
 	r := a.regionLocked(m)
+	if r != nil && r.filling && len(r.waiting) < mostWaiting {
+		r.waiting = append(r.waiting, waitingClaim{l, m})
+		a.mu.Unlock()
+		return nil
+	}
 	full := r != nil && l.bytes+int64(r.size) > a.cfg.ReaderLimit
 	if full {
 		a.detachLocked(l, r.size)
 	}
-	if r == nil || full || !r.inUse || m.length > uint64(r.length) || has(l.lent, r) {
+	if r == nil || full || !r.inUse || r.filling || !has(a.readers, l) || m.length > uint64(r.length) || has(l.lent, r) {
 		a.mu.Unlock()
 		m.kind = kindRefused
 		l.send(m)

@@ -30,6 +30,8 @@ type Config struct {
 	Keep time.Duration
 	// ClaimLimit is how long a reader waits for the owner's answer. Zero: 2 s.
 	ClaimLimit time.Duration
+	// FetchLimit is how long a process waits for another one of the host that fetches a body for both and makes no progress. Zero: 5 s.
+	FetchLimit time.Duration
 	// GoFunc starts a goroutine. Nil: a go statement.
 	GoFunc func(do func())
 	// Logger is told of what a person should know. Nil: slog.Default.
@@ -40,10 +42,11 @@ type Config struct {
 var pageSize = os.Getpagesize()
 
 const (
-	slabSize    = 16 << 20 // a segment for many bodies
-	slabMost    = 2 << 20  // the largest region in a slab; a larger one has a segment of its own
-	segmentMost = 1 << 38  // the largest segment that a reader maps
-	dirMost     = 64       // bytes of a path to which the name of a socket is added
+	slabSize    = 16 << 20     // a segment for many bodies
+	slabMost    = 2 << 20      // the largest region in a slab; a larger one has a segment of its own
+	LeastFetch  = slabMost + 1 // the smallest body that comes to a host once (Join): it has a segment of its own
+	segmentMost = 1 << 38      // the largest segment that a reader maps
+	dirMost     = 64           // bytes of a path to which the name of a socket is added
 )
 
 func (c Config) withDefaults() Config {
@@ -64,6 +67,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.ClaimLimit == 0 {
 		c.ClaimLimit = 2 * time.Second
+	}
+	if c.FetchLimit == 0 {
+		c.FetchLimit = 5 * time.Second
 	}
 	if c.GoFunc == nil {
 		c.GoFunc = startGoroutine
@@ -87,6 +93,7 @@ func (c Config) check() error {
 	negative("ReaderLimit", c.ReaderLimit)
 	negative("Keep", int64(c.Keep))
 	negative("ClaimLimit", int64(c.ClaimLimit))
+	negative("FetchLimit", int64(c.FetchLimit))
 	if c.Dir != "" && !filepath.IsAbs(c.Dir) {
 		errs = append(errs, fmt.Errorf("shm.Config.Dir is %q; it must be an absolute path", c.Dir))
 	}

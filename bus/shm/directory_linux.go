@@ -21,7 +21,7 @@ import (
 //	<id>        the socket, from when it can be connected to
 //	<id>.bytes  the bytes of the arena's segments, 8 bytes little-endian; locked while the arena's process lives
 //
-// and one for all, .lock, which is locked while bytes are added up.
+// and one for all, .lock, which is locked while bytes are added up. Bodies that are fetched for the host have files of their own (Fetch).
 type directory struct {
 	path  string
 	id    string   // of the arena
@@ -151,6 +151,9 @@ func (d *directory) othersBytes() (int64, error) {
 	}
 	var sum int64
 	for _, entry := range names {
+		if strings.HasSuffix(entry.Name(), fetchSuffix) {
+			d.removeFetch(entry.Name())
+		}
 		id, ok := strings.CutSuffix(entry.Name(), bytesSuffix)
 		if ok && id != d.id && validID(id) {
 			sum += d.bytesOf(id)

@@ -36,11 +36,12 @@ func TestMain(m *testing.M) {
 
 // command is what a test asks of a child process, one JSON object a line.
 type command struct {
-	Op       string        `json:"op"` // attach, sum, write, release, alloc, free
+	Op       string        `json:"op"` // attach, sum, write, release, alloc, free, join, joined, moved, whole, end
 	Location wire.Location `json:"location"`
 	Length   int           `json:"length"`
 	Body     int           `json:"body"` // its number
 	Salt     byte          `json:"salt"`
+	Name     string        `json:"name"` // of a body that is fetched
 }
 
 // outcome is the answer to a command.
@@ -53,7 +54,7 @@ type outcome struct {
 
 // runChild is the main function of a child process: a reader and an arena that do as they are told until their input ends.
 func runChild() {
-	cfg := shm.Config{Dir: os.Getenv(roleVariable), Logger: slog.New(slog.DiscardHandler)}
+	cfg := quiet(os.Getenv(roleVariable))
 	reader := shm.NewReader(cfg)
 	arena, err := shm.Open(cfg)
 	if err != nil {
@@ -61,6 +62,7 @@ func runChild() {
 		os.Exit(1)
 	}
 	bodies := map[int][]byte{}
+	joins := map[int]*joining{}
 	in, out := json.NewDecoder(os.Stdin), json.NewEncoder(os.Stdout)
 	for number := 0; ; number++ {
 		var c command
@@ -89,6 +91,30 @@ func runChild() {
 			fill(bodies[c.Body], c.Salt)
 		case "release":
 			o.OK = reader.Release(bodies[c.Body])
+		case "join":
+			joins[number] = join(arena, reader, c.Name, c.Length)
+			o.Body = number
+		case "joined":
+			j := joins[c.Body]
+			<-j.over
+			o.OK = j.fetch != nil
+			if j.body != nil {
+				bodies[number] = j.body
+				o.Body, o.Sum = number, crc32.ChecksumIEEE(j.body)
+			}
+		case "moved":
+			joins[c.Body].fetch.Moved()
+		case "whole":
+			f := joins[c.Body].fetch
+			fill(f.Room(), c.Salt)
+			got := make(chan []byte, 1)
+			f.Whole(func(body []byte) { got <- body })
+			if body := <-got; body != nil {
+				bodies[number] = body
+				o.Body, o.Sum = number, crc32.ChecksumIEEE(body)
+			}
+		case "end":
+			joins[c.Body].fetch.End()
 		case "free":
 			o.OK = arena.Free(bodies[c.Body])
 		}
@@ -96,6 +122,22 @@ func runChild() {
 			os.Exit(1)
 		}
 	}
+}
+
+// joining is a join and how it ended.
+type joining struct {
+	over  chan struct{}
+	fetch *shm.Fetch
+	body  []byte
+}
+
+func join(a *shm.Arena, r *shm.Reader, name string, n int) *joining {
+	j := &joining{over: make(chan struct{})}
+	a.Join(r, name, int64(n), nil, func(f *shm.Fetch, body []byte) {
+		j.fetch, j.body = f, body
+		close(j.over)
+	})
+	return j
 }
 
 // attach waits for the body.
@@ -214,7 +256,7 @@ func newReader(t testing.TB, cfg shm.Config) *shm.Reader {
 }
 
 func quiet(dir string) shm.Config {
-	return shm.Config{Dir: dir, Logger: slog.New(slog.DiscardHandler)}
+	return shm.Config{Dir: dir, FetchLimit: time.Second, Logger: slog.New(slog.DiscardHandler)}
 }
 
 func eventually(t testing.TB, what func() bool) {

@@ -61,6 +61,8 @@ type claim struct {
 	location wire.Location
 	length   int
 	at       time.Time
+	limit    time.Duration // for the answer
+	moves    func() bool   // whether the owner has made progress, and the limit begins anew; nil: there is none to make
 	done     func(body []byte)
 }
 
@@ -101,11 +103,20 @@ func NewReader(cfg Config) *Reader {
 // Attach asks for the body of n bytes at a location, and calls done once with it, or with nil if it must come another way: at once, or
 // later from another goroutine. done must not block. The body is the caller's until Release.
 func (r *Reader) Attach(at wire.Location, n int64, done func(body []byte)) {
+	r.attachWithin(at, n, r.cfg.ClaimLimit, nil, done)
+}
+
+// attachFetched is Attach of a body that its owner fetches: it waits while moves reports progress.
+func (r *Reader) attachFetched(at wire.Location, n int64, moves func() bool, done func(body []byte)) {
+	r.attachWithin(at, n, r.cfg.FetchLimit, moves, done)
+}
+
+func (r *Reader) attachWithin(at wire.Location, n int64, limit time.Duration, moves func() bool, done func(body []byte)) {
 	if !validID(at.Owner) || n <= 0 || n > segmentMost || at.Offset%uint64(pageSize) != 0 {
 		done(nil)
 		return
 	}
-	c := &claim{location: at, length: int(n), at: time.Now(), done: done}
+	c := &claim{location: at, length: int(n), at: time.Now(), limit: limit, moves: moves, done: done}
 	r.mu.Lock()
 	o := r.ownerLocked(at.Owner)
 	if o == nil || o.state == ownerDown {
@@ -474,7 +485,10 @@ func (r *Reader) sweep() {
 		left := 0
 		for _, o := range r.owners {
 			for id, c := range o.claims {
-				if time.Since(c.at) < r.cfg.ClaimLimit {
+				if c.moves != nil && c.moves() {
+					c.at = time.Now()
+				}
+				if time.Since(c.at) < c.limit {
 					left++
 					continue
 				}

@@ -27,6 +27,19 @@ func (a *Arena) Locate([]byte) wire.Location { return wire.Location{} }
 func (a *Arena) Free([]byte) bool            { return false }
 func (a *Arena) Stats() Stats                { return Stats{} }
 
+// Join finds no other process.
+func (a *Arena) Join(_ *Reader, _ string, _ int64, _ func(), done func(*Fetch, []byte)) {
+	done(nil, nil)
+}
+
+// Fetch is never made on this system.
+type Fetch struct{}
+
+func (f *Fetch) Room() []byte            { return nil }
+func (f *Fetch) Moved()                  {}
+func (f *Fetch) Whole(done func([]byte)) { done(nil) }
+func (f *Fetch) End()                    {}
+
 // Reader attaches nothing on this system.
 type Reader struct{}
 

@@ -91,6 +91,15 @@ type Ref struct {
 	Len   int64
 }
 
+// ForHost is what a receiver does with a body that several processes of its host may need.
+type ForHost uint8
+
+const (
+	ForItself ForHost = 0 // it pulls the body for itself
+	ForAll    ForHost = 1 // it pulls the body for all, and has subscribed to the body's subject
+	ByAnother ForHost = 2 // another process of the host pulls it: nothing is to be sent to this one
+)
+
 // Header is the envelope: everything about a message that is not its body. One struct serves all kinds; a zero field
 // does not travel. Comments name the kinds that use a field, unless all do.
 type Header struct {
@@ -120,7 +129,8 @@ type Header struct {
 	Ref Ref // the body is elsewhere
 	// Location is where the body of Ref also lies, for processes of its owner's host.
 	Location Location
-	Offset   uint64 // chunk, want, progress
+	Offset   uint64  // chunk, want, progress
+	ForHost  ForHost // want: for whom the receiver pulls the body. call: several ranks need it (ForAll), or one
 
 	Rank   int            // answer, status, missing: the sender
 	Gen    uint32         // the generation of that rank
@@ -175,6 +185,7 @@ const (
 	keyReferences
 	keyArguments
 	keyOnDevice
+	keyForHost
 )
 
 // Frame is one message: magic, version, kind, envelope, body.
@@ -328,6 +339,7 @@ func (h *Header) append(b []byte, fromRank bool) []byte {
 	num(keyKeep, flag(h.Keep))
 	b, n = appendReferenceFields(b, n, h)
 	num(keyOnDevice, flag(h.OnDevice))
+	num(keyForHost, uint64(h.ForHost))
 	binary.BigEndian.PutUint16(b[at+1:], uint16(n))
 	return b
 }
@@ -431,6 +443,8 @@ func (h *Header) field(e *envelopeReader, key uint64) {
 		h.Arguments = e.references()
 	case keyOnDevice:
 		h.OnDevice = e.uint() != 0
+	case keyForHost:
+		h.ForHost = ForHost(e.uint())
 	default:
 		e.raw() // a field that a later minor version added
 	}

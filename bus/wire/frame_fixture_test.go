@@ -84,7 +84,7 @@ func frameFixtures(t *testing.T) []wire.Frame {
 		{Kind: wire.KindAsk, Header: wire.Header{Session: caller, Seq: 7, Age: 800 * time.Millisecond, Some: true, Ranks: wire.Ranks(0, 9)}},
 		{Kind: wire.KindStatus, Header: wire.Header{Seq: 7, Rank: 0, State: wire.StateRunning, Ran: time.Hour}},
 		{Kind: wire.KindCancel, Header: wire.Header{Session: caller, Seq: 7}},
-		{Kind: wire.KindWant, Header: wire.Header{Session: worker, Ref: ref, Offset: 524288, Some: true, Ranks: wire.Ranks(4, 5)}},
+		{Kind: wire.KindWant, Header: wire.Header{Session: worker, Ref: ref, ForHost: wire.ForAll, Offset: 524288, Some: true, Ranks: wire.Ranks(4, 5)}},
 		{Kind: wire.KindChunk, Header: wire.Header{Ref: ref, Offset: 524288}, Body: []byte("a piece of the body")},
 		{Kind: wire.KindProgress, Header: wire.Header{Session: worker, Ref: ref, Offset: 786432}},
 		{Kind: wire.KindDone, Header: wire.Header{Session: worker, Ref: ref, Some: true, Ranks: wire.Ranks(4, 5)}},

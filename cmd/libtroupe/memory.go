@@ -5,6 +5,7 @@ import (
 	"unsafe"
 
 	"troupe/bus"
+	"troupe/bus/shm"
 	"troupe/bus/wire"
 )
 
@@ -97,6 +98,35 @@ func (m *memory) Attach(at wire.Location, n int64, done func(body []byte)) {
 	m.shared.attach(at, n, func(body []byte) {
 		if body != nil {
 			m.add(&block{room: body, origin: fromReader})
+		}
+		done(body)
+	})
+}
+
+// Join finds the process of this host that pulls a body for all; see bus.Sharing.
+func (m *memory) Join(name string, n int64, waits func(), done func(bus.HostFetch, []byte)) {
+	m.shared.join(name, n, waits, func(f *shm.Fetch, body []byte) {
+		if body != nil {
+			m.add(&block{room: body, origin: fromReader})
+		}
+		if f == nil {
+			done(nil, body)
+			return
+		}
+		done(&hostFetch{f, m}, nil)
+	})
+}
+
+// hostFetch is a body that this process pulls for its host. Its own view of it is a block.
+type hostFetch struct {
+	*shm.Fetch
+	memory *memory
+}
+
+func (f *hostFetch) Whole(done func(body []byte)) {
+	f.Fetch.Whole(func(body []byte) {
+		if body != nil {
+			f.memory.add(&block{room: body, origin: fromReader})
 		}
 		done(body)
 	})

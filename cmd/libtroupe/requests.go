@@ -95,7 +95,7 @@ func init() {
 		"attach":       (*core).attach,          // runtime, name → cluster
 		"open_handle":  (*core).openHandle,      // runtime, handle → cluster
 		"destroy":      (*core).destroy,         // cluster → nil: takes the role down
-		"kill":         (*core).kill,            // cluster → nil: kills the role's workers
+		"kill":         (*core).kill,            // cluster, ranks → nil: kills these workers; without ranks the role
 		"release":      (*core).release,         // cluster → nil: drops the handle
 		"roles":        (*core).roles,           // runtime → list of records
 		"info":         (*core).info,            // cluster → Info of each worker
@@ -357,6 +357,9 @@ func (c *core) kill(ctx context.Context, r *request) (any, error) {
 	cl, err := c.cluster(r.Cluster)
 	if err != nil {
 		return nil, nil
+	}
+	if len(r.Ranks) > 0 {
+		return nil, cl.KillRanks(ctx, r.Ranks...)
 	}
 	if err := cl.Kill(ctx); err != nil {
 		return nil, err

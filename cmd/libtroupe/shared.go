@@ -143,6 +143,18 @@ func (s *sharedMemory) attach(at wire.Location, n int64, done func([]byte)) {
 	s.reader.Attach(at, n, done)
 }
 
+func (s *sharedMemory) join(name string, n int64, waits func(), done func(*shm.Fetch, []byte)) {
+	var arena *shm.Arena
+	if n >= shm.LeastFetch {
+		arena = s.open()
+	}
+	if arena == nil {
+		done(nil, nil)
+		return
+	}
+	arena.Join(s.reader, name, n, waits, done)
+}
+
 // closeUnused ends the arena of a process that has no session any more, unless a body of it is still in use.
 func (s *sharedMemory) closeUnused() {
 	s.mu.Lock()

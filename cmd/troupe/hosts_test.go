@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -63,66 +62,22 @@ func meet(ctx context.Context) (string, error) {
 	return at, conn.Close()
 }
 
-// hosts are this machine and a second one behind a link that can be cut: a network namespace where the machine allows it,
-// otherwise this machine again, without a link to cut.
-type hosts struct {
-	t         *testing.T
-	apart     bool
-	near      string // an address of this machine that the other reaches
-	namespace string
-	cable     string
-}
-
-func newHosts(t *testing.T) *hosts {
-	n := os.Getpid()%200 + 20
-	h := &hosts{t: t, near: fmt.Sprintf("10.77.%d.1", n), namespace: fmt.Sprintf("troupe%d", n), cable: fmt.Sprintf("tr%da", n)}
-	far := fmt.Sprintf("tr%db", n)
-	err := h.ip("netns add "+h.namespace, "link add "+h.cable+" type veth peer name "+far, "link set "+far+" netns "+h.namespace,
-		"addr add "+h.near+"/24 dev "+h.cable, "link set "+h.cable+" up",
-		fmt.Sprintf("-n %s addr add 10.77.%d.2/24 dev %s", h.namespace, n, far), fmt.Sprintf("-n %s link set %s up", h.namespace, far),
-		"-n "+h.namespace+" link set lo up")
-	if h.apart = err == nil; !h.apart {
-		t.Logf("both hosts are this machine, because it has no network namespaces to give: %v", err)
-		h.near = "127.0.0.1"
-		return h
-	}
-	t.Log("the other host is a network namespace")
-	t.Cleanup(func() { require.NoError(t, h.ip("link del "+h.cable, "netns del "+h.namespace)) })
-	return h
-}
-
-func (h *hosts) ip(commands ...string) error {
-	for _, words := range commands {
-		out, err := exec.Command("ip", strings.Fields(words)...).CombinedOutput()
-		if err != nil {
-			return fmt.Errorf("ip %s: %w: %s", words, err, out)
-		}
-	}
-	return nil
-}
-
-func (h *hosts) cut()  { require.NoError(h.t, h.ip("link set "+h.cable+" down")) }
-func (h *hosts) heal() { require.NoError(h.t, h.ip("link set "+h.cable+" up")) }
-
-// join starts an agent on the other host.
-func (h *hosts) join(u *shell, head readyHead, name string) *exec.Cmd {
+// joinFrom starts an agent on the other host.
+func joinFrom(t *testing.T, h *bustest.Hosts, u *shell, head readyHead, name string) *exec.Cmd {
 	token, err := os.ReadFile(head.TokenFile)
-	require.NoError(h.t, err)
-	url := strings.Replace(head.URL, "127.0.0.1", h.near, 1)
-	cmd := exec.Command(os.Args[0])
-	if h.apart {
-		cmd = exec.Command("ip", "netns", "exec", h.namespace, os.Args[0])
-	}
+	require.NoError(t, err)
+	url := strings.Replace(head.URL, "127.0.0.1", h.Near, 1)
+	cmd := h.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), argsEnv+"="+strings.Join([]string{"join", url, "--name", name, "--gpus", "sim:1x4"}, "\n"),
-		"TROUPE_TOKEN="+strings.TrimSpace(string(token)), "TROUPE_FINGERPRINT="+head.Fingerprint, "XDG_STATE_HOME="+h.t.TempDir())
-	cmd.Stderr = h.t.Output()
+		"TROUPE_TOKEN="+strings.TrimSpace(string(token)), "TROUPE_FINGERPRINT="+head.Fingerprint, "XDG_STATE_HOME="+t.TempDir())
+	cmd.Stderr = t.Output()
 	bustest.Tie(cmd, syscall.SIGTERM)
-	require.NoError(h.t, cmd.Start())
-	h.t.Cleanup(func() {
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() {
 		_ = cmd.Process.Signal(syscall.SIGTERM) // fails if it has ended
 		_ = cmd.Wait()
 	})
-	require.Eventually(h.t, func() bool { return strings.Contains(u.output("gpus"), name) }, 20*time.Second, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(u.output("gpus"), name) }, 20*time.Second, 50*time.Millisecond)
 	return cmd
 }
 
@@ -147,12 +102,12 @@ func driveOn(t *testing.T, head readyHead, namespace string) *roles.Runtime {
 // machine; two runs, of which one is destroyed; a link that is cut and restored.
 func TestTwoHosts(t *testing.T) {
 	t.Parallel()
-	h, u := newHosts(t), newShell(t)
+	h, u := bustest.NewHosts(t), newShell(t)
 	store := t.TempDir()
-	_, out := u.process("up", "--json", "--listen", h.near+":0", "--store", store, "--gpus", "sim:1x4", "--name", "near")
+	_, out := u.process("up", "--json", "--listen", h.Near+":0", "--store", store, "--gpus", "sim:1x4", "--name", "near")
 	u.killAfter(store)
 	head := u.ready(out)
-	h.join(u, head, "far")
+	joinFrom(t, h, u, head, "far")
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Second)
 	defer cancel()
 	rt, other := driveOn(t, head, "one"), driveOn(t, head, "two")
@@ -179,21 +134,20 @@ func TestTwoHosts(t *testing.T) {
 	require.Equal(t, []string{"far", "SIGKILL"}, []string{lost.Node, lost.Details["signal"]})
 	require.NoError(t, over.Destroy(ctx))
 
-	if h.apart {
-		h.cutAndHealed(ctx, rt, beside)
+	if h.Apart {
+		cutAndHealed(ctx, t, h, rt, beside)
 	}
 }
 
 // cutAndHealed: workers behind a cut link are lost to their driver and end when the link is restored; then their devices are
 // granted again.
-func (h *hosts) cutAndHealed(ctx context.Context, rt *roles.Runtime, beside *roles.Cluster) {
-	t := h.t
+func cutAndHealed(ctx context.Context, t *testing.T, h *bustest.Hosts, rt *roles.Runtime, beside *roles.Cluster) {
 	pids, err := roles.CallEach[int](ctx, beside, "pid")
 	require.NoError(t, err)
 	hold, err := beside.ExecuteAllAsync(ctx, "hold")
 	require.NoError(t, err)
 	time.Sleep(3 * time.Second) // then the driver has heard heartbeats for long enough to judge silence
-	h.cut()
+	h.Cut()
 	begun := time.Now()
 	err = hold.Wait(ctx)
 	require.ErrorIs(t, err, bus.ErrWorkerLost)
@@ -202,7 +156,7 @@ func (h *hosts) cutAndHealed(ctx context.Context, rt *roles.Runtime, beside *rol
 	require.Less(t, time.Since(begun), 12*time.Second)
 	_ = beside.Destroy(ctx) // its error is that the other host did not answer
 	require.False(t, gone(pids[1]), "nobody could end it")
-	h.heal()
+	h.Heal()
 	require.Eventually(t, func() bool { return gone(pids[1]) }, 40*time.Second, 100*time.Millisecond, "its agent is told")
 	var again *roles.Cluster
 	require.Eventually(t, func() bool {

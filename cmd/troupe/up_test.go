@@ -68,7 +68,10 @@ func TestConnectionsWithoutTokenAreRefused(t *testing.T) {
 
 func TestUnknownCertificateIsRefused(t *testing.T) {
 	u := newShell(t)
-	u.up("--listen", "0.0.0.0:0")
+	head, _ := u.up("--listen", "0.0.0.0:0")
+	stderr := newShell(t).fails(1, "roles", "--url", head.URL)
+	require.Contains(t, stderr, "--fingerprint or TROUPE_FINGERPRINT")
+	require.NotContains(t, stderr, "TROUPE_TOKEN", "what is missing is the fingerprint")
 	require.Contains(t, u.with("TROUPE_FINGERPRINT", strings.Repeat("0", 64)).fails(1, "roles"), "fingerprint")
 	require.Contains(t, u.with("TROUPE_FINGERPRINT", "abc").fails(1, "roles"), "abc")
 }

@@ -69,7 +69,7 @@ class HostDevice:
     def is_tensor(self, value):
         return type(value) is DeviceArray and value.memory is not None and value.memory.has(value)
 
-    def lend(self, value, snapshot):
+    def lend(self, value, snapshot, room):
         if self.full:
             return None
         kept = self.device_array(value) if snapshot else value
@@ -91,7 +91,17 @@ class HostDevice:
         memory = Memory(nbytes, fd, fields["offset"])
         memory.owns, memory.keep = True, keep
         array = memory.array(fields["dtype"], fields["shape"])
-        return array if keep is not None else self.device_array(array)
+        if keep is not None:
+            return array, _device.nothing
+        copy = self.device_array(np.zeros(array.shape, array.dtype))
+
+        def wait():
+            copy[...] = array
+
+        return copy, wait
+
+    def wait(self, device):
+        pass
 
     def empty(self, nbytes):
         memory = Memory(nbytes)

@@ -141,11 +141,10 @@ def test_references_between_hosts(link):
     assert near.crc_inside([kept]) == beside.crc_inside([kept]) == zlib.crc32(kept.result()) == crc(5), "a value of a worker of the second host"
 
 
-def test_an_argument_crosses_at_most_once_for_each_process(link):
+def test_a_value_crosses_once_for_all_processes_of_a_host(link):
     with troupe.Cluster("ranks", Worker, config=troupe.WorkerConfig(world_size=4, resources_per_worker={"far": 1})) as ranks:
         for value in (Worker().make(6), troupe.put(Worker().make(6))):
             before = link.crossed()
             assert ranks.crc_of_all(value) == [crc(6)] * 4
-            crossed = link.crossed() - before
-            print(f"16 MiB to 4 processes: {crossed / MIB:.1f} MiB crossed")
-            assert crossed < 4.5 * SIZE
+            if not link.problem:
+                assert SIZE < link.crossed() - before < 1.5 * SIZE

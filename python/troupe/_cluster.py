@@ -164,6 +164,14 @@ class WorkerHandle(_codec.Walked):
             return self._cluster._send(method, args, kwargs, plan, one=True, blocking=blocking, settings=settings)
         return self._cluster._short(method, args, kwargs, plan, True, blocking)
 
+    def _begin(self, method: str, args: list[Any], make: Callable[..., Future]) -> None:
+        """A call without keyword arguments, futures and references as arguments. make makes its future, of the arguments of Future."""
+        plan, cluster = self._plan, self._cluster
+        if plan is None:
+            plan = self._plan = cluster._plan_ranks([self._rank])
+        body = cluster._argument_codec(method).encode([args, None])
+        cluster._send_short(make(cluster._core, (cluster, method), plan, cluster._codec, True), method, body, plan, False)
+
     def __reduce__(self) -> Any:
         self._cluster._await_start()
         return _unpickled, (bytes(self._cluster._handle), self._rank)
@@ -647,10 +655,15 @@ class Cluster(_codec.Walked):
                 body = self._argument_codec(method).encode([list(args), kwargs or None])
                 return self._send_bodies(method, [body], plan, one=one, blocking=blocking, refs=refs)
         body = self._argument_codec(method).encode([list(args), kwargs or None])
+        future = Future(self._core, (self, method), plan, self._codec, one)
+        self._send_short(future, method, body, plan, blocking)
+        return self._finish(future, blocking)
+
+    def _send_short(self, future: Future, method: str, body: Any, plan: _split.Plan, blocking: bool) -> None:
+        """Sends an encoded call whose answers the future receives."""
         prefix = plan.prefixes.get((method, blocking))
         if prefix is None:
             prefix = plan.prefixes[method, blocking] = self._prefix(method, plan, blocking)
-        future = Future(self._core, (self, method), plan, self._codec, one)
         if self._own_rank >= 0:
             self._mind_own(future, method, plan, blocking)
         if _codec._encoded:
@@ -660,7 +673,6 @@ class Cluster(_codec.Walked):
             self._start(future, prefix + _PART.pack(n, 0) + body)
         else:
             self._start(future, self._blob([prefix], [body]))
-        return self._finish(future, blocking)
 
     def _mind_own(self, future: Future, method: str, plan: _split.Plan, blocking: bool) -> None:
         """A worker that waits for a call to itself waits for ever, if that call waits for the one that is being served."""

@@ -96,6 +96,10 @@ class Codec:
         codec.device, codec.snapshot, codec.share = True, snapshot, share
         return codec
 
+    def lending(self) -> Any:
+        """Of tensors that stay on their device, in one message or in several."""
+        return _devices().Lending(self.snapshot, self.share) if self.device else None
+
     # Encoding.
 
     def encode(self, value: Any) -> bytes | Walk:
@@ -106,6 +110,7 @@ class Codec:
             walk = Walk(self)
             try:
                 walk.value(value, 0)
+                walk.finish()
             except BaseException:
                 take_references()  # of tensors that are lent and will not be sent
                 raise
@@ -196,12 +201,16 @@ class Codec:
         if share:
             with _devices().sharing(True):
                 return self.decode(body, copy)
-        if len(body) > BIG:
-            try:
-                return Reader(self, memoryview(body), copy).whole()
-            except _TooMany:
-                body = bytes(body)  # another process may have it as well, and msgpack's parser trusts that it does not change
-        return self._unpack(body)
+        try:
+            if len(body) > BIG:
+                try:
+                    return Reader(self, memoryview(body), copy).whole()
+                except _TooMany:
+                    body = bytes(body)  # another process may have it as well, and msgpack's parser trusts that it does not change
+            return self._unpack(body)
+        finally:
+            if _unfinished:
+                _finish()
 
     def _unpack(self, body: Buffer) -> Any:
         try:
@@ -282,6 +291,20 @@ _pickling: set[int] = set()  # threads that pickle a value which is being encode
 
 def _note(ref: Any) -> None:
     _encoded.setdefault(get_ident(), []).append(ref)
+
+
+# Copies of tensors that the decoder has begun, with what they need until they are complete, by thread.
+_unfinished: dict[int, list[tuple[Callable[[], None], Any]]] = {}
+
+
+def finish_later(wait: Callable[[], None], keep: Any) -> None:
+    """Has the decoder of the current message wait at its end, once for all copies."""
+    _unfinished.setdefault(get_ident(), []).append((wait, keep))
+
+
+def _finish() -> None:
+    for wait, _ in _unfinished.pop(get_ident(), ()):
+        wait()
 
 
 def _name_of(ref: Any) -> bytes:
@@ -616,13 +639,13 @@ def _own(value: Any, copy: Copy | None = None) -> Any:
 class Walk:
     """A value with large arrays in it, encoded as pieces. It is written into one buffer at the end."""
 
-    __slots__ = ("_bytes", "_codec", "_known", "_pieces", "lent", "size")
+    __slots__ = ("_bytes", "_codec", "_lending", "_pieces", "lent", "size")
 
-    def __init__(self, codec: Codec, known: dict[int, tuple[Any, bytes]] | None = None) -> None:
+    def __init__(self, codec: Codec, lending: Any = None) -> None:
         self._codec = codec
         self._pieces: list[Any] = []
         self._bytes = bytearray()  # of the last piece, while it is small things
-        self._known = {} if known is None else known  # tensors that stay on their device, and their encoding, by id: each is lent once
+        self._lending = lending  # of tensors that stay on their device
         self.lent = 0  # how many such tensors this value has
         self.size = 0
 
@@ -701,15 +724,20 @@ class Walk:
         devices = _devices()
         if self.lent >= devices.MOST or not devices.is_lent(value):
             return False
-        if id(value) not in self._known:
-            made = devices.lend(value, self._codec.snapshot, self._codec.share)
-            if made is None:
-                return False
-            _note(made[0])
-            self._known[id(value)] = value, msgpack.packb(msgpack.ExtType(DEVICE, made[1]))
+        if self._lending is None:
+            self._lending = self._codec.lending()
+        made = self._lending.add(value)
+        if made is None:
+            return False
         self.lent += 1
-        self._add(self._known[id(value)][1])
+        _note(made[0])
+        self._add(msgpack.packb(msgpack.ExtType(DEVICE, made[1])))
         return True
+
+    def finish(self) -> None:
+        """Waits for tensors that stay on their device: the value may be sent."""
+        if self.lent:
+            self._lending.finish()
 
     def write(self, into: memoryview, copy: Copy = ctypes.memmove) -> None:
         """Copies the pieces to where the body is to be. Large ones with copy(to, from, bytes), without the interpreter lock."""

@@ -476,6 +476,14 @@ class Core:
     def _read(self, what: Waited, deadline: float | None) -> None:
         """Reads until what is over, or the deadline."""
         self._thread = threading.get_ident()
+        if deadline is None:
+            drain, poll = self._drain, self._poller.poll
+            while not what._done:
+                if not drain():
+                    for fd, _ in poll():
+                        if fd == self._wake:
+                            os.read(fd, 8)
+            return
         while not what._done:
             if not self._drain():
                 self._poll(None if deadline is None else deadline - time.monotonic())

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from . import _codec
-from ._device_backend import DeviceError, Lent, Wait
+from ._device_backend import DeviceError, Lent, Wait, nothing
 
 _PORTABLE, _READ_ONLY, _LAZY_PEER, _NON_BLOCKING, _NO_TIMING = 1, 8, 1, 1, 2
 
@@ -60,6 +60,7 @@ class Cuda:
         self._streams: dict[int, Any] = {}  # of reads, by device
         self._events: dict[int, list[Any]] = {}  # that are not used, by device
         self._uuids: dict[bytes, int] | None = None
+        self._names: dict[int, bytes] = {}  # UUIDs, by device
         self._opened: dict[tuple[int, bytes], list[int]] = {}  # by device and handle: the address, and how many tensors use it
 
     def ready(self) -> bool:
@@ -108,10 +109,12 @@ class Cuda:
             self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
     def _uuid(self, device: int) -> bytes:
-        number, uuid = ctypes.c_int(), (ctypes.c_ubyte * 16)()
-        self._call("cuDeviceGet", ctypes.byref(number), device)
-        self._call("cuDeviceGetUuid_v2", uuid, number)
-        return bytes(uuid)
+        if device not in self._names:
+            number, uuid = ctypes.c_int(), (ctypes.c_ubyte * 16)()
+            self._call("cuDeviceGet", ctypes.byref(number), device)
+            self._call("cuDeviceGetUuid_v2", uuid, number)
+            self._names[device] = bytes(uuid)
+        return self._names[device]
 
     def _devices(self) -> dict[bytes, int]:
         """The devices that this process sees, by UUID."""
@@ -123,23 +126,28 @@ class Cuda:
 
     # Lending.
 
-    def lend(self, value: Any, snapshot: bool) -> Lent | None:
+    def lend(self, value: Any, snapshot: bool, room: dict[int, int]) -> Lent | None:
         import torch
 
         source, device = value.detach(), value.device.index
         nbytes = source.numel() * source.element_size()
         if snapshot or not source.is_contiguous():
-            free, _ = torch.cuda.mem_get_info(device)
-            if free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device) < 2 * nbytes:
-                return None  # the copy must not take what the next step needs
+            if device not in room:  # half of what is free: the copies must not take what the next step needs
+                free, _ = torch.cuda.mem_get_info(device)
+                room[device] = (free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)) // 2
+            if room[device] < nbytes:
+                return None
             try:
                 source = source.clone(memory_format=torch.contiguous_format)
             except torch.cuda.OutOfMemoryError:
                 return None
-        torch.cuda.current_stream(device).synchronize()  # other processes do not wait for this one's kernels
+            room[device] -= nbytes
         handle, offset = self._export(device, source.data_ptr())
         dtype = str(source.dtype).removeprefix("torch.")
         return Lent(source, dtype, tuple(source.shape), nbytes, source.data_ptr(), device, self._uuid(device), handle, offset)
+
+    def wait(self, device: int) -> None:
+        sys.modules["torch"].cuda.current_stream(device).synchronize()
 
     def _export(self, device: int, pointer: int) -> tuple[bytes, int]:
         """The IPC handle of the allocation, and where in it the pointer is; no handle: the allocator gives none."""
@@ -157,23 +165,31 @@ class Cuda:
     def reaches(self, uuid: bytes) -> bool:
         return uuid in self._devices()
 
-    def open(self, fields: dict[str, Any], nbytes: int, keep: Any) -> Any:
+    def open(self, fields: dict[str, Any], nbytes: int, keep: Any) -> tuple[Any, Wait]:
         import torch
 
         device, offset, dtype, shape = self._devices()[fields["uuid"]], fields.get("offset"), fields["dtype"], tuple(fields["shape"])
         shared = _Shared(self, device, fields["handle"], offset, nbytes, keep)
         if keep is not None:
             whole = torch.as_tensor(shared, device=f"cuda:{device}")
-            return self.tensor(whole, dtype, shape)
+            return self.tensor(whole, dtype, shape), nothing
+        stream = torch.cuda.current_stream(device).cuda_stream
         try:
             room = torch.empty(nbytes, dtype=torch.uint8, device=f"cuda:{device}")
-            stream = torch.cuda.current_stream(device).cuda_stream
             with self._context(device):
                 self._call("cuMemcpyDtoDAsync_v2", room.data_ptr(), shared.pointer, nbytes, stream)
-                self._call("cuStreamSynchronize", stream)
-        finally:
+        except BaseException:
             shared.close()
-        return self.tensor(room, dtype, shape)
+            raise
+
+        def wait() -> None:
+            try:
+                with self._context(device):
+                    self._call("cuStreamSynchronize", stream)
+            finally:
+                shared.close()
+
+        return self.tensor(room, dtype, shape), wait
 
     def map(self, device: int, handle: bytes, offset: Any, nbytes: int) -> int:
         """The address of a part of another process's allocation. The allocation is mapped while a tensor uses it."""

@@ -41,6 +41,12 @@ def next_death(cluster: Cluster) -> Asked:
     return Asked(cluster._core, "deaths", read=read, cluster=cluster._open()._id, seen=-1)
 
 
+async def since(cluster: Cluster, seen: int) -> tuple[list[Death], int, bool]:
+    """The deaths after the first `seen`, when there are any; how many there are then, and whether the role has ended."""
+    told = await Asked(cluster._core, "deaths", cluster=cluster._open()._id, seen=seen)
+    return _deaths(cluster.name, told), told["seen"], told["ended"]
+
+
 class Watch:
     """Calls callbacks for the deaths of one cluster's workers, on a thread of its own. The core tells of deaths through the side queue, so
     that the threads that make calls are not disturbed."""

@@ -28,7 +28,7 @@ import msgpack
 
 from . import _codec, _core, _errors, _reference, _session
 from ._cuda import Cuda
-from ._device_backend import Backend, DeviceError, Lent, Wait
+from ._device_backend import Backend, DeviceError, Lent, Wait, nothing
 
 SMALLEST = 1 << 20  # bytes of a tensor that is lent; a smaller one travels in its message
 MOST = 1000  # tensors that are lent in one message: the list of references in a message is bounded
@@ -67,14 +67,37 @@ def is_lent(value: Any) -> bool:
     return backend().is_tensor(value) and value.nbytes >= SMALLEST and mode() != "0"
 
 
-def lend(value: Any, snapshot: bool, share: bool = False) -> tuple[_reference.Reference, bytes] | None:
-    """A reference to a tensor, and what its message says of it; None: it travels in the message. With share the receiver uses it in place."""
+class Lending:
+    """The tensors that one message lends, or the messages to several ranks: each tensor is lent once."""
+
+    def __init__(self, snapshot: bool, share: bool) -> None:
+        self._snapshot = snapshot  # lend copies, which later writes do not change
+        self._share = share  # receivers use the tensors in place
+        self._known: dict[int, tuple[Any, tuple[_reference.Reference, bytes]]] = {}  # by id of the tensor, which lives as long
+        self._room: dict[int, int] = {}
+        self._devices: set[int] = set()
+
+    def add(self, value: Any) -> tuple[_reference.Reference, bytes] | None:
+        """A reference to a tensor, and what its message says of it; None: it travels in the message."""
+        if id(value) not in self._known:
+            lent = backend().lend(value, self._snapshot, self._room)
+            if lent is None:
+                return None
+            self._devices.add(lent.device)
+            self._known[id(value)] = value, _lend(lent, self._share)
+        return self._known[id(value)][1]
+
+    def finish(self) -> None:
+        """Waits until the tensors are complete: before their message is sent."""
+        for device in self._devices:
+            backend().wait(device)
+        self._devices.clear()
+
+
+def _lend(lent: Lent, share: bool) -> tuple[_reference.Reference, bytes]:
     global _lender
     session = _session.current(start=False)
     session.core.check()
-    lent = backend().lend(value, snapshot)
-    if lent is None:
-        return None
     with _lock:
         if _lender is None or _lender.pid != os.getpid():
             _lender = Lender(session.core)
@@ -322,9 +345,12 @@ def receive(codec: _codec.Codec, fields: Any) -> Any:
         counters["own"] += 1
         return lent.value if share else backend().copy(lent)
     on_device = backend().ready()
-    if on_device and (value := _open(fields, nbytes, ref if share else None)) is not None:
+    if on_device and (opened := _open(fields, nbytes, ref if share else None)) is not None:
         counters["shared" if share else "opened"] += 1
         _count_taken(nbytes)
+        value, wait = opened
+        if not share:
+            _codec.finish_later(wait, ref)  # the producer keeps the tensor until then
         return value
     if path and mode() != "bus":
         source = _source(path)
@@ -343,8 +369,8 @@ def _count_taken(nbytes: int) -> None:
     session.core.lib.troupe_count_device(session.id, 1, nbytes)
 
 
-def _open(fields: dict[str, Any], nbytes: int, keep: Any) -> Any:
-    """The tensor by its IPC handle; None: it must come another way."""
+def _open(fields: dict[str, Any], nbytes: int, keep: Any) -> tuple[Any, Wait] | None:
+    """The tensor by its IPC handle, and the wait for it; None: it must come another way."""
     global last_refusal
     handle, uuid = fields.get("handle"), fields.get("uuid")
     if mode() in ("host", "bus"):
@@ -375,17 +401,13 @@ def _staged(source: Source, owner: str, number: int, dtype: str, shape: tuple[in
 
         def copy(offset: int, address: int, n: int) -> Wait:
             core.copy(start + offset, address, n)
-            return _nothing
+            return nothing
 
         if not source.fetch(owner, number, nbytes, copy):
             return None
         return _codec._make(dtype, shape, memoryview(room), True)
     except (OSError, DeviceError, ValueError, TypeError, IndexError, msgpack.UnpackException):
         return None
-
-
-def _nothing() -> None:
-    pass
 
 
 def _source(path: str) -> Source | None:

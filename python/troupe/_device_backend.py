@@ -8,6 +8,10 @@ from typing import Any, Protocol
 Wait = Callable[[], None]  # waits for the end of a copy
 
 
+def nothing() -> None:
+    """Is a Wait for what is complete."""
+
+
 class DeviceError(Exception):
     """The device library refused something: another way is tried."""
 
@@ -36,14 +40,19 @@ class Backend(Protocol):
     def is_tensor(self, value: Any) -> bool:
         """Whether the value is a tensor on a device that can be lent."""
 
-    def lend(self, value: Any, snapshot: bool) -> Lent | None:
-        """The tensor, complete and contiguous: a copy with snapshot. None: there is no memory for the copy."""
+    def lend(self, value: Any, snapshot: bool, room: dict[int, int]) -> Lent | None:
+        """The tensor, contiguous: a copy with snapshot. None: there is no memory for the copy. It is complete after wait. room: bytes that the
+        copies of one message may still take, by device; the first one finds them out."""
+
+    def wait(self, device: int) -> None:
+        """Waits until tensors of lend are complete: other processes do not wait for this one's kernels."""
 
     def reaches(self, uuid: bytes) -> bool:
         """Whether this process sees the device."""
 
-    def open(self, fields: dict[str, Any], nbytes: int, keep: Any) -> Any:
-        """The tensor of an IPC handle: a copy, or with keep the memory itself, for as long as it is used; keep lives as long."""
+    def open(self, fields: dict[str, Any], nbytes: int, keep: Any) -> tuple[Any, Wait]:
+        """The tensor of an IPC handle: a copy, complete after the wait, for which the producer must keep the tensor; or with keep the memory
+        itself, for as long as it is used; keep lives as long."""
 
     def empty(self, nbytes: int) -> tuple[Any, int]:
         """Room for so many bytes on this process's device, and its address."""

@@ -197,6 +197,11 @@ class RankFuture(Waitable):
             self.parent._refuse_own()
         return super()._wait(timeout)
 
+    @property
+    def _kept(self) -> dict[int, Any]:
+        kept = self.parent._kept
+        return {self.rank: kept[self.rank]} if kept and self.rank in kept else {}
+
     def _pulls(self) -> Sequence[Pull]:
         return self.parent._pulls_of([self.rank])
 

@@ -182,12 +182,14 @@ def encode_parts(codec: _codec.Codec, plan: Plan, mode: str, args: Sequence[Any]
     """A body for each part. What all parts share is encoded once."""
     by_shard, others, info = cut(mode, plan.shards, args, kwargs, pad)
     shared: dict[int, bytes] = {}
-    tensors: dict[int, tuple[Any, bytes]] = {}
+    lending = codec.lending()
     bodies = []
     try:
         for shard, _ in plan.parts:
             values = others if shard == _NO_DATA else by_shard[shard]
-            bodies.append(_body(_codec.Walk(codec, tensors), codec, values, len(args), list(kwargs), shared))
+            bodies.append(_body(_codec.Walk(codec, lending), codec, values, len(args), list(kwargs), shared))
+        if lending is not None:
+            lending.finish()
     except BaseException:
         _codec.take_references()  # of values that will not be sent
         raise

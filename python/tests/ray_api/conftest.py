@@ -31,3 +31,12 @@ def nodes():
     yield cluster
     ray.shutdown()
     cluster.shutdown()
+
+
+@pytest.fixture(scope="session")
+def frameworks():
+    """Stand-ins of frameworks can be imported, and `ray` is troupe.ray, here and in workers."""
+    import sys
+
+    tests = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    sys.path[:0] = [os.path.join(os.path.dirname(tests), "troupe", "ray", "_resolver"), os.path.join(tests, "standins")]

@@ -24,6 +24,24 @@ def eventually(condition, what, seconds=20.0):
     raise AssertionError(f"not within {seconds} s: {what}")
 
 
+class Counted:
+    """Counts how often it is encoded; it arrives as "value"."""
+
+    def __init__(self):
+        self.encoded = 0
+
+    def __reduce__(self):
+        self.encoded += 1
+        return str, ("value",)
+
+
+def roles(actors):
+    """The roles of the processes of Troupe's actors."""
+    from troupe.ray.actor import client_of
+
+    return [client_of(a._info.actor_id)._role for a in actors]
+
+
 if REAL:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")

@@ -79,7 +79,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix=f"{name}-") as folder:
             extract(asked.gits, suite, folder)
             if asked.measure:
-                command = [os.path.abspath(asked.python), os.path.join(HERE, suite["measure"])]
+                command = [os.path.abspath(asked.python), os.path.join(HERE, suite["measure"]), name]
                 failed |= bool(subprocess.run(command, cwd=folder, env=environment(suite, folder)).returncode)
                 continue
             results = {}

@@ -36,7 +36,7 @@ from areal.utils import name_resolve, names
 
 import troupe
 
-from . import _pieces
+from .. import _pieces
 from ._areal_worker import CommandWorker, EngineImportFailure, EngineMissing, EngineWorker, tensors_of
 
 __all__ = ["TroupeScheduler"]

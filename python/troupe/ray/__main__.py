@@ -1,7 +1,8 @@
-"""`python -m troupe.ray SCRIPT [ARGUMENTS]` and `python -m troupe.ray -m MODULE [ARGUMENTS]`: runs a program with `ray` as troupe.ray.
+"""`python -m troupe.ray SCRIPT [ARGUMENTS]` and `python -m troupe.ray -m MODULE [ARGUMENTS]`: runs a program with `ray` as troupe.ray; with
+`--adapter NAME` before them, with the classes of an adapter in place of the framework's own.
 
 The folder of the resolver comes first on PYTHONPATH, so that `import ray` gives troupe.ray in every process the program starts; a
-folder with the command `ray` comes first on PATH. TROUPE_RAY=1 says that it is so; inside such a run both are set already.
+folder with the command `ray` comes first on PATH. TROUPE_RAY=1 says that it is so, with the adapters after it (1,verl); inside such a run both are set already.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ import runpy
 import sys
 from importlib import import_module
 
-_USAGE = "usage: python -m troupe.ray SCRIPT [ARGUMENTS], or python -m troupe.ray -m MODULE [ARGUMENTS]"
+_USAGE = "usage: python -m troupe.ray [--adapter NAME] SCRIPT [ARGUMENTS], or python -m troupe.ray [--adapter NAME] -m MODULE [ARGUMENTS]"
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-def prepare() -> None:
+def prepare(adapters: list[str]) -> None:
     """Sets the environment of this process and of its children, and resolves `ray` here."""
     resolver = os.path.join(_HERE, "_resolver")
     package = os.path.dirname(os.path.dirname(_HERE))
@@ -25,7 +26,8 @@ def prepare() -> None:
     from .scripts import scripts
 
     _first("PATH", scripts.install())
-    os.environ["TROUPE_RAY"] = "1"
+    inherited = os.environ.get("TROUPE_RAY", "").split(",")[1:]
+    os.environ["TROUPE_RAY"] = ",".join(["1", *dict.fromkeys(inherited + adapters)])
     if resolver not in sys.path:
         sys.path.insert(0, resolver)
     import_module("ray")
@@ -37,8 +39,21 @@ def _first(variable: str, folder: str, after: str = "") -> None:
     os.environ[variable] = os.pathsep.join(entries)
 
 
+def _adapter(name: str) -> str:
+    from ..adapters._install import ADAPTERS
+
+    if name not in ADAPTERS:
+        sys.stderr.write(f"there is no adapter {name!r}; there are {', '.join(ADAPTERS)}\n")
+        raise SystemExit(2)
+    return name
+
+
 def main() -> None:
     arguments = sys.argv[1:]
+    adapters = []
+    while arguments[:1] == ["--adapter"]:
+        adapters.append(_adapter(arguments[1] if len(arguments) > 1 else ""))
+        del arguments[:2]
     if not arguments or arguments[0] in ("-h", "--help"):
         sys.stderr.write(_USAGE + "\n")
         raise SystemExit(0 if arguments else 2)
@@ -46,7 +61,7 @@ def main() -> None:
         if len(arguments) < 2:
             sys.stderr.write(_USAGE + "\n")
             raise SystemExit(2)
-        prepare()
+        prepare(adapters)
         sys.argv = arguments[1:]
         if "" not in sys.path and os.getcwd() not in sys.path:
             sys.path.insert(0, os.getcwd())
@@ -55,7 +70,7 @@ def main() -> None:
     if arguments[0].startswith("-"):
         sys.stderr.write(f"there is no option {arguments[0]}; {_USAGE}\n")
         raise SystemExit(2)
-    prepare()
+    prepare(adapters)
     sys.argv = arguments
     script = os.path.abspath(arguments[0])
     sys.path.insert(0, os.path.dirname(script))

@@ -19,7 +19,7 @@ from typing import Any
 
 from .. import _core, _errors
 from .._cluster import Cluster
-from . import _placement
+from . import _groups, _ids, _placement
 
 PENDING, STARTING, ALIVE, RESTARTING, DEAD = "PENDING_CREATION", "DEPENDENCIES_UNREADY", "ALIVE", "RESTARTING", "DEAD"
 
@@ -35,9 +35,10 @@ _DEAD_KEPT = 10_000  # dead actors that are remembered
 class Actor:
     def __init__(self, actor_id: str, spec: dict[str, Any]) -> None:
         self.id = actor_id
-        self.spec = spec  # job, name, namespace, detached, demand, strategy, env, class_name, construct, groups, kind, handle, restarts
+        self.spec = spec  # job, name, namespace, detached, demand, strategy, env, class_name, construct, groups, kind, handle, restarts, group
         self.state = PENDING
-        self.role = f"actor-{actor_id}"  # of the process; a restart has another
+        group = spec.get("group")  # its name and the rank in it
+        self.role = _ids.process_name(*group) if group else f"actor-{actor_id}"  # of the process; a restart has another
         self.restarted = 0
         self.exiting = ""  # why the process ends on purpose, which is no reason to restart it
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # the process of this role
@@ -84,6 +85,7 @@ class Control:
         self._address = ""
         self._refresher: asyncio.Task[None] | None = None
         self._awaited: dict[str, tuple[asyncio.Future[None], dict[str, int]]] = {}  # actors that handles came of before themselves, and who has these
+        self._groups: dict[str, _groups.Group] = {}  # by name, groups that are being formed or were broken up
         self._turns: dict[str, dict[Any, Any]] = {}  # by caller, the number of its next call, and those that wait for their turn
 
     async def ask(self, caller: str, number: int, method: str, *args: Any) -> Any:
@@ -183,6 +185,8 @@ class Control:
                 self._end_actor(actor, "The actor is dead because its owner has died: the job has finished.")
         for worker in [w for w in self._workers.values() if w.key.startswith(job_id)]:
             self._end_worker(worker)
+        for name in [n for n in self._groups if n.startswith(job_id)]:
+            self._groups.pop(name).break_up()
 
     # Actors.
 
@@ -219,7 +223,13 @@ class Control:
             assigned = {"kind": actor.spec["kind"], "groups": actor.spec["groups"], "actor_id": actor.id, "actor_name": actor.spec.get("name") or "",
                         "class_name": actor.spec["class_name"], "placement": actor.spec.get("captures"), "demand": actor.spec["demand"],
                         "namespace": actor.spec["namespace"], "restarted": actor.restarted}  # fmt: skip
-            cluster = await self._create_role(role, actor.spec["job"], actor.spec["env"], allocation, devices, assigned)
+            process = self._process(actor.spec["job"], actor.spec["env"], allocation, devices, assigned)
+            cluster = await self._joined(actor, process)
+            if cluster is None and actor.state != DEAD:
+                role = actor.role
+                cluster = await self._create_role(role, [process])
+            if cluster is None:
+                return
             if actor.state == DEAD or actor.role != role:
                 self._spawn(self._destroy(cluster))
                 return
@@ -251,6 +261,8 @@ class Control:
             return
         if actor.state == DEAD or actor.role != role:
             return
+        if actor.spec.get("group"):
+            self._groups.pop(actor.spec["group"][0], None)
         actor.state, actor.started = ALIVE, time.time()
         if not actor.spec["restarts"]:
             actor.spec["construct"] = None
@@ -258,6 +270,23 @@ class Control:
             actor.settled.set_result(None)
         if not actor.holders and not actor.spec["detached"]:
             self._end_actor(actor, _OUT_OF_SCOPE)
+
+    async def _joined(self, actor: Actor, process: _groups.Process) -> _groups.Rank | None:
+        """The actor's rank in the role of its group; None if it has no group, or its group was broken up."""
+        if not actor.spec.get("group"):
+            return None
+        name, rank = actor.spec["group"]
+        found: _groups.Rank | None = await self._group(name).join(rank, process)
+        if found is None:
+            actor.spec["group"], actor.role = None, f"actor-{actor.id}"
+        return found
+
+    def _group(self, name: str) -> _groups.Group:
+        return self._groups.setdefault(name, _groups.Group(name, self._create_role))
+
+    async def group_size(self, name: str, size: int) -> None:
+        """All actors of a group have been created: so many."""
+        self._group(name).set_size(size)
 
     async def _watch_actor(self, actor: Actor, role: str, cluster: Any) -> None:
         """Waits for the end of an actor's process."""
@@ -329,6 +358,8 @@ class Control:
         for future in (actor.settled, actor.ended):
             if not future.done():
                 future.set_result(None)
+        if actor.spec.get("group") and actor.cluster is None:
+            self._group(actor.spec["group"][0]).break_up()
         if was in (PENDING, RESTARTING) and actor.task is not None:
             actor.task.cancel()
         if actor.cluster is not None:
@@ -510,7 +541,7 @@ class Control:
         self._workers[worker.id] = worker
         assigned: dict[str, Any] = {"kind": "task", "groups": {}, "worker_id": worker.id, "placement": None}
         try:
-            worker.cluster = await self._create_role(worker.role, job_id, env, allocation, {}, assigned)
+            worker.cluster = await self._create_role(worker.role, [self._process(job_id, env, allocation, {}, assigned)])
         except BaseException:
             self._workers.pop(worker.id, None)
             raise
@@ -603,11 +634,8 @@ class Control:
 
     # Roles.
 
-    async def _create_role(self, name: str, job_id: str, env: dict[str, Any], allocation: Any, devices: dict[str, list[str]], assigned: dict[str, Any]) -> Any:
-        """Starts a process for an actor or for tasks, on the node of the allocation."""
-        from .._session import current
-
-        session = current(start=False)
+    def _process(self, job_id: str, env: dict[str, Any], allocation: Any, devices: dict[str, list[str]], assigned: dict[str, Any]) -> _groups.Process:
+        """A process for an actor or for tasks, on the node of the allocation."""
         job = self._jobs[job_id]
         variables = {**job["env"], **env.get("env_vars", {})}
         if devices.get("GPU") and "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES" not in variables:
@@ -616,18 +644,31 @@ class Control:
             variables.setdefault("CUDA_VISIBLE_DEVICES", job["visible_devices"])
         if not devices.get("GPU") and assigned["kind"] != "task" and variables.get("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1") != "0":
             variables.setdefault("CUDA_VISIBLE_DEVICES", "")
+        program = {"job": job_id, "executable": env.get("py_executable") or job["executable"], "dir": env.get("working_dir") or job["dir"],
+                   "kind": assigned["kind"], "groups": assigned["groups"]}  # fmt: skip
+        fields = {**assigned, "devices": devices, "node_id": allocation.node_id, "node_ip": self._placement.nodes[allocation.node_id].address, "env": env}
+        return _groups.Process(allocation.node, program, variables, fields)
+
+    async def _create_role(self, name: str, processes: list[_groups.Process]) -> Any:
+        """Starts a role with these processes as its ranks."""
+        from .._session import current
+
+        session = current(start=False)
+        program = processes[0].program
+        job = self._jobs[program["job"]]
         config = {
-            "ray": {**assigned, "job_id": job_id, "job_process": job["process"], "troupe_ray": job["troupe_ray"], "devices": devices, "node_id": allocation.node_id,
-                    "node_ip": self._placement.nodes[allocation.node_id].address, "address": job["address"], "env": env,
-                    "control": self.role, "job_namespace": job["namespace"]},
+            "ray": {"ranks": [p.fields for p in processes], "job_id": program["job"], "job_process": job["process"], "troupe_ray": job["troupe_ray"],
+                    "address": job["address"], "control": self.role, "job_namespace": job["namespace"]},
             "driver": session.session, "pickle": True, "sys_path": job["sys_path"], "python": job["python"], "troupe": job["package"], "shipped": False,
         }  # fmt: skip
         spec = {
-            "name": name, "class": "ray", "world": 1, "mesh": {"tp": 1, "pp": 1, "cp": 1, "dp": 0}, "config": config,
-            "command": [env.get("py_executable") or job["executable"], "-m", "troupe.ray._process"],
-            "dir": env.get("working_dir") or job["dir"], "env": variables, "queue_limit": 1_000_000,
-            "ordered": False, "detached": False, "start_timeout": 0.0, "stop_grace": 0.0, "own_variables": True, "policy": "", "restarts": 0,
-            "strategy": "", "bundles": [{"node": allocation.node}], **job["fork"],
+            "name": name, "class": "ray", "world": len(processes), "mesh": {"tp": 1, "pp": 1, "cp": 1, "dp": 0}, "config": config,
+            "command": [program["executable"], "-m", "troupe.ray._process"],
+            "dir": program["dir"], "queue_limit": 1_000_000,
+            "ordered": False, "detached": False, "start_timeout": 0.0, "stop_grace": 0.0, "own_variables": True, "policy": "ignore" if len(processes) > 1 else "", "restarts": 0,
+            "strategy": "", "bundles": [{"node": p.node} for p in processes],
+            **({"env": processes[0].variables} if len(processes) == 1 else {"rank_env": [p.variables for p in processes]}),
+            **job["fork"],
         }  # fmt: skip
         fields = await session.core.ask("create", runtime=session.id, spec=spec).aget()
         cluster = Cluster.__new__(Cluster)
@@ -636,6 +677,9 @@ class Control:
 
     async def _destroy(self, cluster: Any, gentle: bool = False) -> None:
         """Ends a role: its process at once, by itself where it can."""
+        if isinstance(cluster, _groups.Rank):
+            await cluster.end(gentle)
+            return
         try:
             cluster.workers[0]["exit"].remote(gentle)
             await cluster._core.ask("destroy", cluster=cluster._open()._id).aget()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -176,6 +177,18 @@ def join(
     assert process is not None
     path = write("node", str(process.pid), pid=process.pid, node=name, address=entry["url"], run=run)
     return process, {**said, "name": name, "run": run, "file": path}
+
+
+def own_address(url: str) -> str:
+    """The address of this machine on the way to a head: where other nodes of the head reach it."""
+    host, _, port = url.rpartition("://")[2].rpartition(":")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host.strip("[]"), int(port or 1)))  # nothing is sent: the kernel chooses the source address
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"
 
 
 def _clean_environment() -> dict[str, str]:

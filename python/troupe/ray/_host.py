@@ -247,7 +247,7 @@ class Service:
             else:
                 args, kwargs = _serialize.loads(call.frame)
             value = function(*args, **kwargs)
-            if asyncio.iscoroutine(value):
+            if type(value) not in _serialize.PLAIN and asyncio.iscoroutine(value):
                 value = asyncio.run(value)
             if self.exiting:
                 end_process()
@@ -380,6 +380,8 @@ class Service:
         """Begins a call of a threaded or async actor. Called by the reader of the side queue, in the order of arrival."""
         caller = (fields[-1]["from"], group)
         number = fields[-1]["number"]
+        if isinstance(number, list):  # by rank
+            number = number[self.host.rank]
         self.early[caller, number] = (token, fields)
         while (found := self.early.pop((caller, self.turns.get(caller, 0)), None)) is not None:
             self.turns[caller] = self.turns.get(caller, 0) + 1
@@ -572,13 +574,13 @@ def _unpicklable(cause: BaseException, why: BaseException) -> BaseException:
 
 def cancel_entry(entry: _objects.Entry, force: bool, recursive: bool) -> None:
     """Cancels a call of this process, by force only where it is a task."""
-    do = entry.cancel
-    if do is None or entry._done:
+    call = entry.call
+    if call is None or entry._done:
         return
     try:
-        do(force, recursive)
+        call.cancel(force, recursive)
     except ValueError:
-        do(False, recursive)
+        call.cancel(False, recursive)
 
 
 def cancel_object(store: _objects.Store, id: str, force: bool, recursive: bool) -> None:
@@ -669,11 +671,17 @@ class RayHost(_worker.Host):
 
     def __init__(self, assignment: str) -> None:
         super().__init__(assignment)
-        fields = self.config["ray"]
+        shared = self.config["ray"]
+        fields = {**shared, **shared["ranks"][self.rank]}
+        self.process = self.role if self.world == 1 else f"{self.role}@{self.rank}"  # its name among the processes of the session
         self.instance: Any = None
         self.cancelling = ""
         if fields["troupe_ray"]:  # a role's environment has no variable of Troupe
             os.environ["TROUPE_RAY"] = fields["troupe_ray"]
+            if "," in fields["troupe_ray"]:
+                from ..adapters import _install
+
+                _install.install_named(fields["troupe_ray"])
         self.state = self._state(fields)
         self.service = Service(self, fields)
         self.codec = self.session.codec(False)
@@ -682,10 +690,10 @@ class RayHost(_worker.Host):
             set_threads(self.state.assigned)
 
     def _state(self, fields: dict[str, Any]) -> _state.State:
-        control = _objects.Peer(fields["control"], self.role)
+        control = _objects.Peer(fields["control"], self.process)
         state = _state.State(
             mode=_state.WORKER_MODE, job_id=fields["job_id"], namespace=fields.get("namespace") or fields["job_namespace"], node_id=fields["node_id"],
-            address=fields["address"], control=control, process=self.role,
+            address=fields["address"], control=control, process=self.process,
         )  # fmt: skip
         state.namespace = fields["job_namespace"]
         state.node_ip = fields["node_ip"]
@@ -697,7 +705,7 @@ class RayHost(_worker.Host):
         state.accelerators = fields["devices"]
         state.assigned = fields.get("demand") or {}
         state.restarted = fields.get("restarted", 0)
-        state.store = _objects.Store(self.role)
+        state.store = _objects.Store(self.process)
         state.host = self
         _state.set_current(state)
         return state

@@ -123,7 +123,8 @@ COMMANDS = [
 _INTRODUCTION = """# Programs written for Ray
 
 `python -m troupe.ray SCRIPT`, or `-m MODULE`, runs a program written for Ray 2.60 on Troupe: `import ray` gives `troupe.ray`, in the program
-and in all its processes, and a `ray` command is on PATH. `import troupe.ray as ray` does the same for one module.
+and in all its processes, and a `ray` command is on PATH. `import troupe.ray as ray` does the same for one module. With `--adapter verl` or
+`--adapter roll` before SCRIPT, worker groups of that framework are roles of Troupe: [adapters.md](adapters.md).
 
 ```python
 import troupe.ray as ray

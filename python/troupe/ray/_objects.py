@@ -20,6 +20,7 @@ from typing import Any
 
 from .. import _core, _errors
 from . import _context, _serialize, _state, exceptions
+from ._ids import role_of
 
 _POLITE = 0.001  # seconds that a completion is left to threads that wait for one
 _LATE = 0.05  # seconds after which a completion is taken that no thread waits for
@@ -34,7 +35,7 @@ _FIRST = "01000000"  # the end of the id of a task's first result
 class Entry:
     """An object as this process knows it."""
 
-    __slots__ = ("__weakref__", "_done", "_waiters", "body", "call", "cancel", "fetching", "id", "kept", "kind", "lent_ref", "owner", "value_ref")
+    __slots__ = ("__weakref__", "_done", "_waiters", "body", "call", "fetching", "id", "kept", "kind", "lent_ref", "owner", "value_ref")
 
     def __init__(self, id: str, owner: str) -> None:
         self.id, self.owner = id, owner
@@ -45,8 +46,7 @@ class Entry:
         self.value_ref: Any = None  # a reference of Troupe to [kind, frame], of a large value that the owner keeps
         self.lent_ref: Any = None  # the same to a large result that lies with the worker that made it, and may end with it
         self.kept: Any = None  # what the frame holds
-        self.cancel: Callable[[bool, bool], None] | None = None  # of a call under way: force, recursive
-        self.call: Any = None
+        self.call: Any = None  # the call or task under way whose result it is
         self.fetching = False
 
     def set(self, kind: int, frame: list[Any], kept: Any = None) -> None:
@@ -55,7 +55,7 @@ class Entry:
             return
         self.kind, self.body = kind, frame
         self.kept = kept if kept is not None else _serialize.held(frame) if frame[2] or frame[3] else ()
-        self.cancel = self.call = None
+        self.call = None
         self._done = True
         for wake in list(self._waiters):
             wake()
@@ -106,7 +106,7 @@ class Entry:
         else:
             self.value_ref = ref
         self.kind, self.kept = VALUE, kept
-        self.cancel = self.call = None
+        self.call = None
         self._done = True
         for wake in list(self._waiters):
             wake()
@@ -613,6 +613,10 @@ class Peer:
         from .._future import Asked
         from .._session import current
 
+        role, rank = role_of(self.name)
+        if role != self.name:  # all ranks of a role share one cluster
+            peer(role).with_handle(lambda handle, error: self._known(handle and handle.cluster.workers[rank], error))
+            return
         session = current(start=False)
         with session.core.beside():
             asked = Asked(session.core, "attach", runtime=session.id, name=self.name)
@@ -630,6 +634,9 @@ class Peer:
             handle = cluster.workers[0]
         except BaseException as err:
             error = err
+        self._known(handle, error)
+
+    def _known(self, handle: Any, error: BaseException | None) -> None:
         with self._lock:
             self._handle, self._error = handle, error
             waiting, self._waiting = self._waiting, []
@@ -782,9 +789,16 @@ def get(refs: Any, *, timeout: float | None = None, _use_object_store: bool = Fa
     state = _state.require()
     if isinstance(refs, ObjectRef):
         entry = refs._entry
-        if timeout is None and entry._done:
-            return entry.value()
-        return _get_all(state, [refs], timeout)[0]
+        if timeout is not None:
+            return _get_all(state, [refs], timeout)[0]
+        if not entry._done:
+            start_fetch(entry)
+            if _context.current.get() is None:
+                _core.get().wait(entry, None)
+            else:
+                with state.blocked():
+                    _core.get().wait(entry, None)
+        return entry.value()
     if not isinstance(refs, (list, tuple)):
         wait_method = getattr(refs, "_ray_get", None)
         if wait_method is not None:
@@ -902,7 +916,8 @@ def cancel(ref: Any, *, force: bool = False, recursive: bool = True) -> None:
     entry = ref._entry
     if entry._done:
         return
-    if entry.cancel is not None:
-        entry.cancel(force, recursive)
+    call = entry.call
+    if call is not None:
+        call.cancel(force, recursive)
     elif entry.owner and entry.owner != state.process:
         peer(entry.owner).notify("cancel_object", entry.id, force, recursive)

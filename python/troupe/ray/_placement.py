@@ -132,6 +132,7 @@ class Group:
         self.state = "PENDING"
         self.made, self.took = time.time(), 0.0  # took: milliseconds until it was created
         self.changed = asyncio.Event()  # it is created, or removed
+        self.gang: list[Any] | None = None  # the name and the number of the groups that are created with it
 
     def row(self) -> dict[str, Any]:
         return {
@@ -257,7 +258,7 @@ class Placement:
         """Creates groups and grants requests that fit now."""
         for group in list(self.groups.values()):
             if group.state in ("PENDING", "RESCHEDULING"):
-                self._create(group)
+                self._create_gang(group)
         failed: list[tuple[dict[str, int], Any]] = []
         for key, (units, demand, strategy, future) in list(self.waiting.items()):
             if future.done():
@@ -315,17 +316,34 @@ class Placement:
 
     # Placement groups.
 
-    def _create(self, group: Group) -> None:
+    def _create_gang(self, group: Group) -> None:
+        """Creates a group, and with it those that are to be created together: all of them, or none."""
+        gang = [group]
+        if group.gang and group.state == "PENDING":
+            name, size = group.gang
+            gang = [g for g in self.groups.values() if g.gang and g.gang[0] == name and g.state == "PENDING"]
+            if len(gang) < size:
+                return  # the others have not been asked for yet
+        for i, one in enumerate(gang):
+            if not self._hold(one):
+                for held in gang[:i]:
+                    self._free_rooms(held)
+                    held.placed = [""] * len(held.bundles)
+                return
+        for one in gang:
+            one.state, one.took = "CREATED", (time.time() - one.made) * 1000
+            one.changed.set()
+
+    def _hold(self, group: Group) -> bool:
         """Holds the bundles of a group that are not held yet: all of them, or none."""
         chosen = self._nodes_for(group)
         if chosen is None:
-            return
+            return False
         for i, node in chosen.items():
             shares = node.take(group.demands[i])
             group.rooms[i] = (node, Room(group.demands[i], {n: dict(held) for n, held in shares.items()}), shares)
             group.placed[i] = node.node_id
-        group.state, group.took = "CREATED", (time.time() - group.made) * 1000
-        group.changed.set()
+        return True
 
     def _nodes_for(self, group: Group) -> dict[int, Node] | None:
         """A node for each bundle that has none, by index; None: they do not fit all."""
@@ -404,12 +422,14 @@ class Placement:
     # What other processes ask for.
 
     def rpc_create_group(
-        self, id: str, name: str, namespace: str, owner: str, detached: bool, bundles: list[dict[str, float]], strategy: str, target: str
+        self, id: str, name: str, namespace: str, owner: str, detached: bool, bundles: list[dict[str, float]], strategy: str, target: str,
+        gang: list[Any] | None = None,
     ) -> str:
-        """Queues a group. Returns an empty text, or why it is refused."""
+        """Queues a group; gang: the name and the number of the groups that are created together with it. Returns an empty text, or why it is refused."""
         if name and any(g.name == name and g.namespace == namespace and g.state != "REMOVED" for g in self.groups.values()):
             return f"Failed to create placement group '{id}' because name '{name}' already exists."
         self.groups[id] = Group(id, name, namespace, owner, detached, [{k: float(v) for k, v in b.items()} for b in bundles], strategy, target)
+        self.groups[id].gang = gang
         self.grant()
         return ""
 

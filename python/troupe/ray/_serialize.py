@@ -29,8 +29,9 @@ class Contents:
         self.handles: list[Any] = []
 
 
+NONE: list[Any] = []  # in the place of a list that nothing is added to: most calls have several, and each costs the garbage collector time
 EMPTY = Contents()  # of a value without references and handles
-_PLAIN = frozenset((type(None), bool, int, float, str, bytes))
+PLAIN = frozenset((type(None), bool, int, float, str, bytes))
 
 
 def note_ref(ref: Any) -> None:
@@ -49,8 +50,8 @@ def note_handle(handle: Any) -> None:
 
 def dumps(value: Any) -> tuple[list[Any], Contents]:
     """The frame of a value, and what it holds: its sender keeps that alive until the receiver has it."""
-    if type(value) in _PLAIN:
-        return [pickle.dumps(value, protocol=5), [], [], []], EMPTY
+    if type(value) in PLAIN:
+        return [pickle.dumps(value, protocol=5), NONE, NONE, NONE], EMPTY
     buffers: list[Any] = []
     contents = Contents()
     outer = getattr(_local, "contents", None)
@@ -67,9 +68,9 @@ def dumps_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list
     """The frame of the arguments of a call."""
     if not kwargs:
         for value in args:
-            if type(value) not in _PLAIN:
+            if type(value) not in PLAIN:
                 return dumps((args, kwargs))
-        return [pickle.dumps((args, kwargs), protocol=5), [], [], []], EMPTY
+        return [pickle.dumps((args, kwargs), protocol=5), NONE, NONE, NONE], EMPTY
     return dumps((args, kwargs))
 
 

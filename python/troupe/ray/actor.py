@@ -14,10 +14,13 @@ from typing import Any
 import cloudpickle
 
 from .. import _core, _errors
-from . import _context, _host, _objects, _options, _serialize, _state, exceptions
+from .._future import Future
+from . import _context, _forming, _host, _objects, _options, _serialize, _state, exceptions
 from ._ids import ActorID
 from ._objects import ERROR, LENT, PENDING, Entry, ObjectRef
+from ._serialize import NONE
 
+_NO_EXTRA: dict[str, Any] = {}
 _BUILTIN = ("__init__", "__ray_ready__", "__ray_call__", "__ray_terminate__")
 
 
@@ -197,9 +200,10 @@ def _actor_class_again(cls: type, options: dict[str, Any]) -> ActorClass:
 def split_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], copy: bool = True) -> tuple[list[Any], Any, list[ObjectRef]]:
     """Arguments as a frame with slots for references, what the frame holds, and the references. Without copy the frame is valid only
     until the caller may change its arrays: until the call returns."""
-    refs: list[ObjectRef] = []
+    refs: list[ObjectRef] = NONE
     for value in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(value, ObjectRef):
+            refs = []
             args, kwargs = _with_slots(args, kwargs, refs)
             break
     frame, contents = _serialize.dumps_arguments(args, kwargs)
@@ -290,7 +294,7 @@ def _create(metadata: Metadata, args: tuple[Any, ...], kwargs: dict[str, Any], o
         "captures": _options.membership(strategy),
         "env": env, "class_name": metadata.class_name, "kind": kind, "groups": groups, "owner": state.process,
         "construct": [metadata.pickled, metadata.class_name, frame, dependencies(refs)],
-        "handle": info.to_wire(), "restarts": options.get("max_restarts") or 0,
+        "handle": info.to_wire(), "restarts": options.get("max_restarts") or 0, "group": _forming.membership(options),
     }  # fmt: skip
     client = client_of(actor_id)
     client.signatures = metadata.signatures
@@ -302,6 +306,7 @@ def _create(metadata: Metadata, args: tuple[Any, ...], kwargs: dict[str, Any], o
         if done.get("existing"):
             return _weak_handle(done["existing"])
         if done.get("taken"):
+            _forming.give_up()
             raise exceptions.ActorAlreadyExistsError(
                 f"The name {name} (namespace={namespace}) is already taken. Please use a different name or get the existing actor using "
                 f"ray.get_actor('{name}', namespace='{namespace}')"
@@ -315,6 +320,7 @@ def _create(metadata: Metadata, args: tuple[Any, ...], kwargs: dict[str, Any], o
 
 def _stillborn(client: Client, info: HandleInfo, why: str) -> ActorHandle:
     """An actor that cannot be made: said on standard error, and by its calls."""
+    _forming.give_up()
     sys.stderr.write(f"ray: the actor {info.class_name} died: {why}\n")
     client._asked = True
     client._died(_objects._dump_error(exceptions.ActorDiedError(f"The actor died because its options are invalid: {why}", None, info.actor_id)), None)
@@ -394,7 +400,7 @@ class ActorMethod:
         )
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
-        return self._remote(args, kwargs)
+        return call_actor(self._handle, self._name, args, kwargs, self._options)
 
     def _remote(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
         return call_actor(self._handle, self._name, tuple(args or ()), kwargs or {}, {**self._options, **options} if options else self._options)
@@ -472,13 +478,61 @@ class ActorHandle:
 # Calls.
 
 
+class Answer(Future):
+    """The future of a call to an actor. A short answer goes to the call at once."""
+
+    def __init__(self, call: Pending, *fields: Any) -> None:
+        self.call: Any = call  # None: it has its answer
+        self._fields: tuple[Any, ...] | None = fields  # until it is a whole future
+
+    def _complete(self) -> None:
+        """Makes it a whole future, for an answer that is not short."""
+        fields, self._fields = self._fields, None
+        if fields is not None:
+            super().__init__(*fields)
+
+    def take_references(self, flags: int, rank: int, names: bytes) -> None:
+        self._complete()
+        super().take_references(flags, rank, names)
+
+    def deliver(self, kind: int, flags: int, rank: int, body: Any) -> None:
+        call = self.call
+        if kind == _core.ANSWER and flags == _core.LAST and call is not None and self._fields is not None:
+            try:
+                value = self._fields[3].decode(body)
+            except Exception:
+                pass  # raised again below, where errors are handled
+            else:
+                call.client._take(call, *value, self)
+                self.call, self._done, self._pins = None, True, None  # last: after an interrupt the answer is handed on again
+                return
+        self._complete()
+        super().deliver(kind, flags, rank, body)
+
+    def _finish(self) -> None:
+        super()._finish()
+        call = self.call
+        if call is None:
+            return
+        if self._kept:  # a large answer, which is to be fetched
+            _objects.when_fetched(self, call.answered)
+        else:
+            call.answered(self)
+        self.call = None
+
+
 class Pending:
     """A call that has not been sent, or not been answered."""
 
-    __slots__ = (
-        "client", "contents", "entries", "frame", "future", "group", "hold", "id", "method", "name", "number", "owns_arguments", "patient", "refs", "retried", "retries",
-        "returns", "role", "sent",
-    )  # fmt: skip
+    # What most calls have is the class's, because making one is a part of every call.
+    sent = False
+    owns_arguments = False
+    name = ""
+    number = 0  # among the calls of this process to the actor
+    role = ""  # of the process that it was sent to
+    retries = 0  # that are left
+    patient = False  # waits for the end of a restart
+    retried: Any = None  # exceptions that are retried
 
     def __init__(
         self, client: Client, id: str, method: str, group: str, returns: int, frame: list[Any], contents: Any, refs: list[ObjectRef], entries: list[Entry], hold: Any
@@ -486,15 +540,10 @@ class Pending:
         self.client, self.id, self.method, self.group, self.returns, self.frame, self.contents, self.refs, self.entries, self.hold = (
             client, id, method, group, returns, frame, contents, refs, entries, hold,
         )  # fmt: skip
-        self.sent = False
-        self.owns_arguments = False
-        self.name = ""
-        self.number = 0  # among the calls of this process to the actor
-        self.role = ""  # of the process that it was sent to
-        self.retries = 0  # that are left
-        self.patient = False  # waits for the end of a restart
-        self.retried: Any = None  # exceptions that are retried
-        self.future: Any = None
+
+    def answer(self, *fields: Any) -> Answer:
+        """A future that receives the answer; the arguments are those of Future."""
+        return Answer(self, *fields)
 
     def own_arguments(self) -> None:
         """Copies the arrays of the arguments, which the caller may change from now on. Once is enough."""
@@ -502,18 +551,14 @@ class Pending:
             _serialize.copy_buffers(self.frame)
         self.owns_arguments = True
 
-    def over(self) -> None:
+    def answered(self, future: Any) -> None:
         """The call has been answered: called by the reader of completions, or by the thread that sent it."""
-        future, self.future = self.future, None
-        if future is None:
-            return
-        if future._kept:  # a large answer, which is to be fetched
-            _objects.when_fetched(future, self._fetched)
-        else:
-            self.client._answered(self, future)
-
-    def _fetched(self, future: Any) -> None:
         self.client._answered(self, future)
+
+    def await_answer(self, future: Any) -> None:
+        """The call has been sent as a part of another, and this is its future."""
+        self.sent = True
+        _objects.when_fetched(future, self.answered)
 
     def cancel(self, force: bool, recursive: bool) -> None:
         self.client.cancel(self, force, recursive)
@@ -637,9 +682,9 @@ class Client:
         with self._lock:
             self._submitted += 1
             call.number = self._submitted
-            direct = self._handle is not None and self._dead is None and not self._pumping and not call.refs and not any(self._queues.values())
+            direct = not call.refs and self.take_turn()
             if direct:
-                self._pumping = True
+                handle, call.role = self._handle, self._role
         if not direct:
             call.own_arguments()
             with self._lock:
@@ -649,13 +694,36 @@ class Client:
             self.pump()
             return
         try:
-            self._send(call)
+            self._send_to(handle, call)
         finally:
-            with self._lock:
-                self._pumping = False
-                again, self._again = self._again, False
+            self.end_turn()
+
+    def take_turn(self) -> bool:
+        """True: a call may be sent now, and no other is until end_turn. False: others are before it, or the actor is not reached yet."""
+        with self._lock:
+            if self._handle is None or self._dead is not None or self._pumping or any(self._queues.values()):
+                return False
+            self._pumping = True
+            return True
+
+    def end_turn(self) -> None:
+        with self._lock:
+            self._pumping = False
+            again, self._again = self._again, False
         if again:
             self.pump()
+
+    def worker_for(self, call: Pending) -> Any:
+        """The worker that a call is sent to; None: the actor's process has just ended."""
+        with self._lock:
+            call.role = self._role
+            return self._handle
+
+    def next_number(self, group: str) -> int:
+        """The number of the next call of a concurrency group."""
+        number = self._numbers.get(group, 0)
+        self._numbers[group] = number + 1
+        return number
 
     def pump(self) -> None:
         """Sends what can be sent, in order. One thread does it at a time."""
@@ -711,33 +779,30 @@ class Client:
                 call.fail(ref._entry.body)
                 return
         with self._lock:
-            handle, call.role = self._handle, self._role
-            if handle is None:  # its process has just ended
+            handle = self.worker_for(call)
+            if handle is None:
                 call.own_arguments()
                 self._put_back(call)
                 return
+        self._send_to(handle, call)
+
+    def _send_to(self, handle: Any, call: Pending) -> None:
         call.sent = True
         method = "call" if not call.group and "call" in handle._cluster._modes else _host.method_of_group(call.group)
-        extra: dict[str, Any] = {"name": call.name} if call.name else {}
+        extra: dict[str, Any] = {"name": call.name} if call.name else _NO_EXTRA
         if method != "call":
-            number = self._numbers.get(call.group, 0)
-            self._numbers[call.group] = number + 1
-            extra |= {"from": _state.require().process, "number": number}
+            extra = {**extra, "from": _state.require().process, "number": self.next_number(call.group)}
+        fields = [call.id, call.method, call.frame, dependencies(call.refs) if call.refs else NONE, call.returns, extra]
+        if not call.retries:
+            call.frame = NONE
         try:
-            future = handle._call(method, (call.id, call.method, call.frame, dependencies(call.refs) if call.refs else [], call.returns, extra), {}, False)
+            handle._begin(method, fields, call.answer)
         except _errors.Error as err:
             self._lost(call, err)
             return
-        if not call.retries:
-            call.frame = []
-        call.future = future
-        future._waiters.append(call.over)
-        if future._done:
-            call.over()
         _objects.sent()
 
     def _answered(self, call: Pending, future: Any) -> None:
-        state = _state.current()
         try:
             kind, answer = future._get()
         except _errors.Error as err:
@@ -746,6 +811,10 @@ class Client:
         except BaseException as err:
             call.fail_with(exceptions.RaySystemError(str(err)))
             return
+        self._take(call, kind, answer, future)
+
+    def _take(self, call: Pending, kind: int, answer: list[Any], future: Any) -> None:
+        """Gives the objects of a call its answer."""
         if kind == ERROR:
             if call.retries and _options.is_retried(answer, call.retried):
                 self._retry(call)
@@ -753,9 +822,11 @@ class Client:
             call.fail(answer)
         else:
             _objects.set_results(call.entries, kind, answer, future)
-        if state is not None:
-            state.store.linger(call.contents)
-        call.contents, call.refs, call.hold = None, [], None
+        if call.contents is not _serialize.EMPTY:
+            state = _state.current()
+            if state is not None:
+                state.store.linger(call.contents)
+        call.contents, call.refs, call.hold = None, NONE, None
 
     def _retry(self, call: Pending) -> None:
         """Puts a call back in its queue, where its number belongs."""
@@ -817,6 +888,9 @@ class Client:
 
 
 def client_of(actor_id: str) -> Client:
+    known = _clients.get(actor_id)
+    if known is not None:
+        return known
     with _lock:
         found = _clients.get(actor_id)
         if found is None:
@@ -827,35 +901,40 @@ def client_of(actor_id: str) -> Client:
 def call_actor(handle: ActorHandle, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]) -> Any:
     state = _state.require()
     info = handle._info
-    own_returns, own_group, own_retries, own_retried = info.methods.get(name, (1, "", None, None))
-    group = options["concurrency_group"] if options.get("concurrency_group") is not None else own_group
-    returns = options.get("num_returns")
+    count, group, retries, retried = info.methods.get(name, (1, "", None, None))
+    if options:
+        if options.get("concurrency_group") is not None:
+            group = options["concurrency_group"]
+        if options.get("num_returns") is not None:
+            count = options["num_returns"]
+        if options.get("max_task_retries") is not None:
+            retries = options["max_task_retries"]
+        if "retry_exceptions" in options:
+            retried = _options.exceptions_to_wire(options["retry_exceptions"])
     if group and group not in info.groups:
         raise ValueError(f"The concurrency group {group!r} is not defined for the actor {info.class_name}; there are {[g for g in info.groups if g]}")
-    count = own_returns if returns is None else returns
     client = client_of(info.actor_id)
     client.check(info.class_name, name, args, kwargs)
     frame, contents, refs = split_arguments(args, kwargs, copy=False)
-    task_id = state.store.task_id()
-    entries = [state.store.new(task_id)] if count == 1 else [state.store.new(task_id, i + 1) for i in range(max(count, 1))]
+    store = state.store
+    task_id = store.task_id()
+    entries = [store.new(task_id)] if count == 1 else [store.new(task_id, i + 1) for i in range(max(count, 1))]
     call = Pending(client, task_id, name, group, count, frame, contents, refs, entries, handle._hold)
     parent = _context.current.get()
     if parent is not None:
         parent.children.add(entries[0])
     if options:
         call.name = options.get("name") or ""
-    retries = options.get("max_task_retries")
-    call.retries = retries if retries is not None else own_retries if own_retries is not None else info.retries
-    if call.retries:
-        call.patient = True
-        call.retried = _options.exceptions_to_wire(options["retry_exceptions"]) if "retry_exceptions" in options else own_retried
-    found = [ObjectRef(e) for e in entries]
+    if retries is None:
+        retries = info.retries
+    if retries:
+        call.retries, call.patient, call.retried = retries, True, retried
     for entry in entries:
-        entry.cancel, entry.call = call.cancel, call
+        entry.call = call
     client.submit(call)
-    if count == 0:
-        return None
-    return found[0] if count == 1 else found
+    if count == 1:
+        return ObjectRef(entries[0])
+    return [ObjectRef(e) for e in entries] if count else None
 
 
 def _arity(signature: Any) -> tuple[int, int]:

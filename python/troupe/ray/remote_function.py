@@ -87,7 +87,7 @@ class RemoteFunction:
             parent_task.children.add(entries[0])
         found = [ObjectRef(e) for e in entries]
         for entry in entries:
-            entry.cancel = task.cancel
+            entry.call = task
         submitter_of(state).submit(task)
         if count == 0:
             return None

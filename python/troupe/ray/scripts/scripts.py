@@ -94,8 +94,8 @@ def _start(args: Any) -> int:
     if args.head == bool(args.address):
         raise ValueError("give --head to start a head, or --address=HOST:PORT to add this machine to one")
     amounts = {"num_cpus": args.num_cpus, "num_gpus": args.num_gpus, "memory": args.memory, "resources": json.loads(args.resources)}
-    ip = args.node_ip_address or "127.0.0.1"
     if args.head:
+        ip = args.node_ip_address or "127.0.0.1"
         port = 6379 if args.port is None else args.port
         _, said = _heads.start_head(port=port, name=args.node_name, ip=ip, stay=not args.block, **amounts)
         print(f"Ray runtime started.\n\nTo connect to it: ray.init(address=\"{said['address']}\"), or `export RAY_ADDRESS={said['address']}`.")
@@ -107,6 +107,7 @@ def _start(args: Any) -> int:
         access = _heads.resolve(args.address)
         if access is None:
             raise ConnectionError(f"there is no head at {args.address}")
+        ip = args.node_ip_address or _heads.own_address(access["url"])
         name = "".join(c if c.isalnum() or c in "_-" else "-" for c in args.node_name)[:64]
         process, said = _heads.join(access, name=name, ip=ip, stay=not args.block, **amounts)
         print(f"Ray runtime started.\n\nThis node is {said['name']}. To end it: ray stop", flush=True)

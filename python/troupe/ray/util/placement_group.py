@@ -9,7 +9,7 @@ import types
 import warnings
 from typing import Any
 
-from .. import _state, exceptions
+from .. import _forming, _state, exceptions
 from .._ids import NodeID, PlacementGroupID
 from .._options import refuse
 
@@ -102,7 +102,8 @@ def placement_group(
     id = PlacementGroupID(os.urandom(14) + bytes.fromhex(state.job_id))
     specs = [{k: float(v) for k, v in b.items()} for b in bundles]
     why = _state.control_call(
-        "placement", "create_group", id.hex(), name or "", state.namespace, state.process, lifetime == "detached", specs, chosen, _soft_target_node_id or ""
+        "placement", "create_group", id.hex(), name or "", state.namespace, state.process, lifetime == "detached", specs, chosen, _soft_target_node_id or "",
+        _forming.gang(),
     )
     if why:
         raise exceptions.RaySystemError(why)

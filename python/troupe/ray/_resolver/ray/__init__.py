@@ -4,6 +4,7 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import os
 import sys
 from typing import Any
 
@@ -50,3 +51,5 @@ sys.modules["ray"] = importlib.import_module(_TARGET)
 for _name, _module in list(sys.modules.items()):
     if _name.startswith(_TARGET + "."):
         sys.modules.setdefault("ray" + _name[len(_TARGET) :], _module)
+
+importlib.import_module("troupe.adapters._install").install_named(os.environ.get("TROUPE_RAY", ""))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .._cluster import Cluster, _by_reference, _settings_of
+from ._cluster import Cluster, _by_reference, _settings_of
 
 _MOST_PLANS = 64  # ways to divide the ranks of one cluster that are kept; the core keeps a plan as long as the cluster
 
@@ -32,8 +32,10 @@ def send(cluster: Cluster, method: str, calls: Sequence[tuple[tuple[Any, ...], d
             key = ("pieces", *map(tuple, pieces))
         cluster._plans[key] = cluster._plans.get(key) or cluster._make_plan({"pieces": pieces, "collect": list(range(cluster.world_size))})
     bodies, refs = [], []
+    checked = _settings_of(settings)
+    codec = cluster._argument_codec(method, checked)
     for ranks in pieces:
         args, kwargs, named = _by_reference(*calls[ranks[0]])
         refs += named
-        bodies.append(cluster._codec.encode([list(args), kwargs or None]))
-    return cluster._send_bodies(method, bodies, cluster._plans[key], blocking=blocking, settings=_settings_of(settings), refs=refs)
+        bodies.append(codec.encode([list(args), kwargs or None]))
+    return cluster._send_bodies(method, bodies, cluster._plans[key], blocking=blocking, settings=checked, refs=refs)

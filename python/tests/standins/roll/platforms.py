@@ -1,0 +1,5 @@
+class Platform:
+    ray_device_key = "GPU"
+
+
+current_platform = Platform()

@@ -1,0 +1,3 @@
+from .base import RayResourcePool, RayWorkerGroup
+
+__all__ = ["RayResourcePool", "RayWorkerGroup"]

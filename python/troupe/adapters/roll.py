@@ -1,0 +1,123 @@
+"""ROLL's Cluster and ResourceManager on Troupe, for programs that run with `python -m troupe.ray --adapter roll …`.
+
+The workers of a cluster are one Troupe role. ROLL's dispatch modes are its own; what they give several ranks, one value for all or the shard of
+a data-parallel rank, is encoded once and published once.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from roll.distributed.executor.cluster import Cluster
+from roll.distributed.scheduler.resource_manager import ResourceManager
+from roll.platforms import current_platform
+
+from troupe import ray
+from troupe.ray import _forming
+from troupe.ray.actor import make_actor
+
+from . import _workers
+
+__all__ = ["TroupeCluster", "TroupeResourceManager"]
+
+_workers.require_troupe_ray("ROLL")
+
+_LATER = "later"  # stands for the address of rank 0 until that is known
+
+
+class TroupeResourceManager(ResourceManager):  # type: ignore[misc]
+    """The nodes and devices of clusters: all of them are held, or none."""
+
+    def __init__(self, num_gpus_per_node: int, num_nodes: int | None) -> None:
+        with _forming.reserving(num_nodes or _nodes_with(num_gpus_per_node)):
+            super().__init__(num_gpus_per_node, num_nodes)
+
+
+class TroupeCluster(Cluster):  # type: ignore[misc]
+    """A cluster whose workers are ranks of one role."""
+
+    worker_cls: Any
+
+    def _create_workers(self) -> None:
+        """Has ROLL plan the workers, and creates them together: rank 0 tells its address to the others when it is up."""
+        cls, plan = self.worker_cls, _Plan(self.worker_cls)
+        self.worker_cls = plan
+        try:
+            super()._create_workers()
+        finally:
+            self.worker_cls = cls
+        self.workers = plan.create()
+        self.master_addr, self.master_port = ray.get(self.workers[0].get_master_addr_and_port.remote())
+
+    def execute_all_async(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """Calls a method of all workers; lists as long as the cluster in all arguments are divided among them. One call of the role."""
+        return _workers.call_all(self.workers, method_name, args, kwargs)
+
+
+def _nodes_with(devices: int) -> int:
+    """How many nodes have so many devices."""
+    return sum(int(n["Resources"].get(current_platform.ray_device_key, 0)) >= devices for n in ray.nodes())
+
+
+class _Plan:
+    """In place of the decorated class of workers: keeps what each worker is to be created with, and has all else of the class."""
+
+    def __init__(self, cls: Any) -> None:
+        self._cls = cls
+        self._planned: list[_Planned] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cls, name)
+
+    def options(self, **options: Any) -> _Planned:
+        self._planned.append(_Planned(options))
+        return self._planned[-1]
+
+    def create(self) -> list[Any]:
+        """Creates the workers; their handles in the order of ranks."""
+        with _forming.forming():
+            first, *others = self._planned
+            workers = [self._cls.options(**first.options).remote(**first.arguments)]
+            if others:
+                master = workers[0].get_master_addr_and_port.remote()
+                late = make_actor(_with_master(self._cls.__ray_metadata__.modified_class), self._cls._default_options)
+                workers += [late.options(**p.without_master()).remote(troupe_master=master, **p.arguments) for p in others]
+        return workers
+
+
+class _Planned:
+    """A worker that is to be created: in place of its handle while ROLL plans."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.options = options
+        self.arguments: dict[str, Any] = {}
+
+    def remote(self, **arguments: Any) -> _Planned:
+        self.arguments = {name: ray.put(value) for name, value in arguments.items()}  # as they are now: ROLL changes them for the next worker
+        return self
+
+    @property
+    def get_master_addr_and_port(self) -> _Master:
+        return _Master()
+
+    def without_master(self) -> dict[str, Any]:
+        """The options without the variables that are not known yet."""
+        env = self.options["runtime_env"]
+        variables = {name: value for name, value in env["env_vars"].items() if value != _LATER}
+        return {**self.options, "runtime_env": {**env, "env_vars": variables}}
+
+
+class _Master:
+    def remote(self) -> Any:
+        return ray.put((_LATER, _LATER))
+
+
+def _with_master(cls: type) -> type:
+    """The class of the workers behind rank 0: its constructor gets the address of rank 0, which has started by then, as ROLL's workers expect it."""
+
+    def __init__(self: Any, *args: Any, troupe_master: tuple[str, int], **kwargs: Any) -> None:
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = troupe_master[0], str(troupe_master[1])
+        cls.__init__(self, *args, **kwargs)  # type: ignore[misc]
+
+    return type(cls.__name__, (cls,), {"__init__": __init__, "__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__})

@@ -1,0 +1,101 @@
+"""Calls to several actors at once. Those that are ranks of one role (_forming.py) are reached by one call of the core: what several ranks get
+is encoded once and published once. Calls of single actors of the group keep one order with these."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .. import _errors, _pieces
+from . import _context, _host, _objects, _state, actor
+from ._objects import ERROR, ObjectRef
+
+
+def call(handles: Sequence[Any], name: str, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> list[Any]:
+    """Calls a method of actors, each with arguments of its own; the references to their results."""
+    own = [h._info.methods.get(name, (1, "", None, None)) for h in handles]
+    if len(handles) < 2 or any(o != own[0] for o in own) or own[0][0] != 1 or own[0][2] or any(h._info.retries for h in handles):
+        return [actor.call_actor(h, name, args, kwargs, {}) for h, (args, kwargs) in zip(handles, calls, strict=True)]
+    pending, pieces = _pending(handles, name, own[0][1], calls)
+    refs = [ObjectRef(p.entries[0]) for p in pending]
+    if not _send(pending, pieces):
+        for p in pending:
+            p.own_arguments()
+            p.client.submit(p)
+    return refs
+
+
+def _pending(handles: Sequence[Any], name: str, group: str, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> tuple[list[Any], list[list[int]]]:
+    """The calls, and the positions that get the same arguments."""
+    state = _state.require()
+    task_id = state.store.task_id()
+    parent = _context.current.get()
+    found: dict[Any, tuple[Any, list[int]]] = {}
+    pending = []
+    for i, (handle, (args, kwargs)) in enumerate(zip(handles, calls, strict=True)):
+        client = actor.client_of(handle._info.actor_id)
+        key = _pieces.identity(args, kwargs)
+        if key not in found:
+            client.check(handle._info.class_name, name, args, kwargs)
+            found[key] = (actor.split_arguments(args, kwargs, copy=False), [])
+        (frame, contents, refs), positions = found[key]
+        positions.append(i)
+        entry = state.store.new(task_id, i + 1)
+        made = actor.Pending(client, task_id, name, group, 1, frame, contents, refs, [entry], handle._hold)
+        entry.call = made
+        if parent is not None:
+            parent.children.add(entry)
+        pending.append(made)
+    return pending, [positions for _, positions in found.values()]
+
+
+def _send(pending: list[Any], pieces: list[list[int]]) -> bool:
+    """Sends the calls as one, if nothing is in the way of any; False: each is to be sent by itself."""
+    process = _state.require().process
+    clients = [p.client for p in pending]
+    if len(set(clients)) < len(clients):
+        return False
+    for p in pending:
+        if p.waits_for(process) is not None or any(r._entry._done and r._entry.kind == ERROR for r in p.refs):
+            return False
+    taken = []
+    try:
+        for client in clients:
+            if not client.take_turn():
+                return False
+            taken.append(client)
+        return _send_as_one(pending, pieces)
+    finally:
+        for client in taken:
+            client.end_turn()
+
+
+def _send_as_one(pending: list[Any], pieces: list[list[int]]) -> bool:
+    """Called in the turn of every client: no other call of this process to these actors is sent meanwhile."""
+    workers = [p.client.worker_for(p) for p in pending]
+    cluster = workers[0].cluster if workers[0] is not None else None
+    if cluster is None or len(workers) != cluster.world_size or any(w is None or w.cluster is not cluster for w in workers):
+        return False
+    first = pending[0]
+    method = "call" if not first.group and "call" in cluster._modes else _host.method_of_group(first.group)
+    by_rank = {w.rank: p for w, p in zip(workers, pending, strict=True)}
+    extra: dict[str, Any] = {}
+    if method != "call":
+        extra = {"from": _state.require().process, "number": [by_rank[r].client.next_number(first.group) for r in range(cluster.world_size)]}
+    bodies: list[Any] = [None] * cluster.world_size
+    for positions in pieces:
+        p = pending[positions[0]]
+        body: tuple[tuple[Any, ...], dict[str, Any]] = ((first.id, p.method, p.frame, actor.dependencies(p.refs) if p.refs else [], 1, extra), {})
+        for i in positions:
+            bodies[workers[i].rank] = body
+    try:
+        future = _pieces.send(cluster, method, bodies, collect_all=True)
+    except _errors.Error as err:
+        for p in pending:
+            p.client._lost(p, err)
+        return True
+    for rank, p in by_rank.items():
+        p.frame = []
+        p.await_answer(future[rank])
+    _objects.sent()
+    return True
