@@ -197,7 +197,6 @@ class _Server:
         del sys.argv[1:], sys.orig_argv[-1:]
         _reseed()
 
-
     def _show(self, env: dict[str, str]) -> None:
         """Makes /proc show the environment and the command line of a worker. The variables that it shares with the server stay where they are."""
         marker = os.fsencode(env[_MARKER])
