@@ -216,9 +216,9 @@ func (r *References) sweep(now time.Time, connected, anew bool) {
 			free = append(free, r.freeLocked(v))
 		}
 	}
-	if connected && (anew || now.Sub(r.reported) >= reportEvery) {
+	if due := now.Sub(r.reported) >= reportEvery; connected && (anew || due) {
 		r.reported = now
-		r.reportLocked(now)
+		r.reportLocked(now, due)
 	}
 	for session, p := range r.peers {
 		if silent := now.Sub(p.absentLast); connected && len(p.holds) > 0 && silent >= probeAgain && silent < 2*reportEvery {
@@ -231,8 +231,9 @@ func (r *References) sweep(now time.Time, connected, anew bool) {
 	}
 }
 
-// reportLocked sends owners what this process holds of theirs and keeps for them, and probes holders and keepers.
-func (r *References) reportLocked(now time.Time) {
+// reportLocked sends owners what this process holds of theirs and keeps for them, and probes holders and keepers. A report that is not
+// due follows a reconnection, in which owners may not have subscribed again yet: it does not count as one of emptyReports.
+func (r *References) reportLocked(now time.Time, due bool) {
 	held := map[string][]wire.Reference{}
 	for ref := range r.held {
 		held[ref.Owner] = append(held[ref.Owner], ref)
@@ -245,7 +246,7 @@ func (r *References) reportLocked(now time.Time) {
 		case left == 0:
 			delete(r.owners, owner)
 			continue
-		default:
+		case due:
 			r.owners[owner] = left - 1
 		}
 		if len(refs) <= maxReport {

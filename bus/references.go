@@ -32,8 +32,9 @@ const (
 	askerTTL    = 15 * time.Second       // a process that waits for a pending value repeats its request more often than this
 	maxAskers   = 1 << 16                // processes that wait for one value
 	maxReport   = 100_000                // references in one report
-	// emptyReports is the number of reports to an owner of whose values none is held any more: the last drop may have been lost.
-	emptyReports = 3
+	// emptyReports is the number of reports, reportEvery apart, to an owner of whose values none is held any more: the last drop may have
+	// been lost, and the first reports too.
+	emptyReports = 10
 )
 
 // References are the values of one endpoint to which any process of the namespace may refer, and the references that this
