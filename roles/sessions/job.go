@@ -1,0 +1,187 @@
+package sessions
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"troupe/bus"
+	"troupe/roles"
+)
+
+const (
+	attachPatience = 30 * time.Second // for a driver to be found by a head that has just begun
+	endPatience    = 8 * time.Second  // for the processes of a job to end before its driver is told
+)
+
+// job is a driver's program.
+type job struct {
+	id      string
+	spec    jobSpec
+	ended   bool
+	ending  int       // processes that are being ended
+	ends    []*waiter // requests that wait for them
+	unwatch context.CancelFunc
+}
+
+// registerJob begins a driver. The driver that started the head says which resources the first node pretends.
+func (s *service) registerJob(c *call) error {
+	var spec jobSpec
+	if err := c.args.read(&spec); err != nil {
+		return err
+	}
+	var j *job
+	for _, known := range s.jobs {
+		if known.spec.Process == spec.Process { // the request was repeated
+			j = known
+		}
+	}
+	if j == nil {
+		s.meta.Jobs++
+		j = &job{id: fmt.Sprintf("%02x000000", s.meta.Jobs), spec: spec}
+		s.jobs[j.id] = j
+		if len(spec.Resources) > 0 && s.meta.Declared == nil {
+			s.meta.Declared = spec.Resources
+		}
+		if s.meta.Address == "" {
+			s.meta.Address = spec.NodeIP
+		}
+		s.store.dirty(jobKey(j.id), metaKey)
+		s.processes[spec.Process] = j.id
+		s.watchDriver(j, 0)
+	}
+	s.background(func() {
+		err := s.refresh()
+		s.do(func() {
+			rows := s.sched.Nodes()
+			switch {
+			case len(rows) == 0 && err != nil:
+				c.fail(err)
+			case len(rows) == 0:
+				c.fail(bus.Errorf(bus.CodeUnavailable, "the head has no node"))
+			default:
+				c.replyStored(map[string]any{"job_id": j.id, "node_id": rows[0].NodeID, "node_ip": rows[0].Address, "node": rows[0].Name})
+			}
+		})
+	})
+	return nil
+}
+
+// watchDriver ends the job of a driver that goes without a word. patience is how long the driver may be absent at first.
+func (s *service) watchDriver(j *job, patience time.Duration) {
+	ctx, cancel := context.WithCancel(s.ctx)
+	j.unwatch = cancel
+	s.background(func() {
+		defer cancel()
+		cl, err := s.attach(ctx, j.spec.Process, patience)
+		if err == nil {
+			_, _, _, err = cl.Deaths(ctx, 0)
+			closing, done := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
+			_ = cl.Close(closing) // only the handle
+			done()
+		}
+		if ctx.Err() == nil {
+			s.log.Debug("sessions: a driver is gone", "job", j.id, "error", err)
+			s.do(func() { s.endJob(j) })
+		}
+	})
+}
+
+// attach finds a role, which may be absent for a while.
+func (s *service) attach(ctx context.Context, name string, patience time.Duration) (cl *roles.Cluster, err error) {
+	limit, cancel := context.WithTimeout(ctx, max(patience, endTimeout))
+	defer cancel()
+	err = bus.Retry(limit, bus.Backoff{}, func() error {
+		cl, err = s.rt.Attach(limit, name)
+		if errors.Is(err, bus.ErrUnavailable) || patience > 0 && errors.Is(err, bus.ErrRefused) {
+			return bus.Errorf(bus.CodeUnavailable, "attach to %s: %w", name, err)
+		}
+		return err
+	})
+	return cl, err
+}
+
+// endJobAsked ends a job, and answers when its processes have ended and their output has left the agents.
+func (s *service) endJobAsked(c *call) error {
+	var id string
+	if err := c.args.read(&id); err != nil {
+		return err
+	}
+	j := s.jobs[id]
+	if j == nil {
+		c.reply(nil)
+		return nil
+	}
+	s.endJob(j)
+	if j.ending == 0 {
+		c.reply(nil)
+		return nil
+	}
+	j.ends = s.wait(j.ends, c, endPatience, func() { c.reply(nil) })
+	return nil
+}
+
+// endJob ends what a driver and its processes created, except detached actors.
+func (s *service) endJob(j *job) {
+	if j.ended {
+		return
+	}
+	j.ended = true
+	if j.unwatch != nil {
+		j.unwatch()
+	}
+	for process, id := range s.processes {
+		if id == j.id {
+			delete(s.processes, process)
+			delete(s.turns, process)
+			s.decided(s.sched.EndOwner(process), reasonGroupRemoved)
+		}
+	}
+	for _, a := range s.actorsInOrder() {
+		if a.spec.Job == j.id && !a.spec.Detached && a.state != stateDead {
+			s.endActor(a, reasonJobEnded, false)
+		}
+	}
+	for _, w := range s.workers {
+		if strings.HasPrefix(w.key, j.id) {
+			s.endWorker(w)
+		}
+	}
+	s.forgetJob(j.id)
+	if s.jobs[j.id] != nil {
+		s.store.dirty(jobKey(j.id))
+	}
+}
+
+// forgetJob drops a job that has ended, with its last actor.
+func (s *service) forgetJob(id string) {
+	j := s.jobs[id]
+	if j == nil || !j.ended || j.ending > 0 {
+		return
+	}
+	for _, a := range s.actors {
+		if a.spec.Job == id && a.state != stateDead {
+			return
+		}
+	}
+	delete(s.jobs, id)
+	s.store.dirty(jobKey(id))
+}
+
+// processEnding counts a process of a job that is being ended, until done is called with the lock held.
+func (s *service) processEnding(jobID string) (done func()) {
+	j := s.jobs[jobID]
+	if j == nil {
+		return func() {}
+	}
+	j.ending++
+	return func() {
+		if j.ending--; j.ending == 0 {
+			wakeAll(j.ends)
+			j.ends = nil
+			s.forgetJob(jobID)
+		}
+	}
+}
