@@ -87,7 +87,7 @@ func orNil(r wire.Raw) wire.Raw {
 
 // destroy ends a process: at once, by itself where it can; gently: with its exit functions.
 func (s *service) destroy(cl *roles.Cluster, gentle bool) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), destroyLimit)
+	ctx, cancel := context.WithTimeout(s.ctx, destroyLimit)
 	defer cancel()
 	if w, err := cl.Worker(0); err == nil {
 		_, _ = w.Go(ctx, dispatch.Call{Method: "exit", Args: []any{gentle}}) // the call ends with the process

@@ -24,7 +24,7 @@ from .. import worker as _worker
 from .._call import IncomingCall
 from .._core import CANCEL
 from .._serve import Object, read_args
-from . import _context, _objects, _process_title, _serialize, _state, exceptions
+from . import _context, _control, _objects, _process_title, _serialize, _state, exceptions
 
 _DEFAULT_LIMIT = 1000  # of calls that run at once in an async actor
 _OBJECT_REQUESTS = 1_000_000  # that may wait
@@ -668,7 +668,7 @@ class RayHost(_worker.Host):
             set_threads(self.state.assigned)
 
     def _state(self, fields: dict[str, Any]) -> _state.State:
-        control = _objects.Peer(fields["control"], self.role)
+        control = _control.Control(self.role, fields["job_id"])
         state = _state.State(
             mode=_state.WORKER_MODE, job_id=fields["job_id"], namespace=fields.get("namespace") or fields["job_namespace"], node_id=fields["node_id"],
             address=fields["address"], control=control, process=self.role,
