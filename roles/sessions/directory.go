@@ -3,6 +3,7 @@ package sessions
 import (
 	"time"
 
+	"troupe/bus"
 	"troupe/bus/wire"
 )
 
@@ -26,13 +27,13 @@ func (s *service) expectation(id string) *expectation {
 	if e == nil {
 		e = &expectation{holders: map[string]int{}}
 		s.expected[id] = e
-		time.AfterFunc(2*expectPatience, func() {
+		time.AfterFunc(2*expectPatience, bus.Guard(func() {
 			s.do(func() {
 				if s.expected[id] == e {
 					delete(s.expected, id)
 				}
 			})
-		})
+		}))
 	}
 	return e
 }

@@ -12,6 +12,7 @@ import (
 )
 
 const (
+	nodeLimit      = 20 * time.Second // for the first node to join
 	attachPatience = 30 * time.Second // for a driver to be found by a head that has just begun
 	endPatience    = 8 * time.Second  // for the processes of a job to end before its driver is told
 )
@@ -53,20 +54,31 @@ func (s *service) registerJob(c *call) error {
 		s.watchDriver(j, 0)
 	}
 	s.background(func() {
-		err := s.refresh()
+		err := s.awaitNode()
 		s.do(func() {
-			rows := s.sched.Nodes()
-			switch {
-			case len(rows) == 0 && err != nil:
+			if err != nil {
 				c.fail(err)
-			case len(rows) == 0:
-				c.fail(bus.Errorf(bus.CodeUnavailable, "the head has no node"))
-			default:
-				c.replyStored(map[string]any{"job_id": j.id, "node_id": rows[0].NodeID, "node_ip": rows[0].Address, "node": rows[0].Name})
+				return
 			}
+			first := s.sched.Nodes()[0]
+			c.replyStored(map[string]any{"job_id": j.id, "node_id": first.NodeID, "node_ip": first.Address, "node": first.Name})
 		})
 	})
 	return nil
+}
+
+// awaitNode returns when the head has a node.
+func (s *service) awaitNode() error {
+	ctx, cancel := context.WithTimeout(s.ctx, nodeLimit)
+	defer cancel()
+	return bus.Retry(ctx, bus.Backoff{First: 20 * time.Millisecond, Most: refreshEvery}, func() error {
+		err, known := s.refresh(), 0
+		s.do(func() { known = len(s.sched.Nodes()) })
+		if known > 0 {
+			return nil
+		}
+		return bus.Errorf(bus.CodeUnavailable, "the head has no node: %w", err)
+	})
 }
 
 // watchDriver ends the job of a driver that goes without a word. patience is how long the driver may be absent at first.

@@ -13,8 +13,10 @@ import (
 	"troupe/roles/sessions/scheduler"
 )
 
-// claimGrace is how long the processes that an earlier service knew may take to say which handles and leases they have.
-const claimGrace = 30 * time.Second
+const (
+	claimGrace = 30 * time.Second // for the processes that an earlier service knew to say which handles and leases they have
+	leaseGrace = 10 * time.Second // the same for leases, without which nothing is granted
+)
 
 // recover takes over what an earlier service has stored: jobs, groups, actors and their names. Processes that run are adopted.
 func (s *service) recover(ctx context.Context) error {
@@ -168,6 +170,20 @@ func (s *service) adoptProcesses(running []roles.RoleRecord) {
 			s.endUnknown(rec.Name)
 		}
 	}
+	if len(s.unclaimed) > 0 {
+		s.sched.Pause()
+		s.background(func() {
+			_ = bus.Sleep(s.ctx, leaseGrace) // at the end of the service nothing is granted
+			s.do(func() { s.decided(s.sched.Continue(), "") })
+		})
+	}
+}
+
+// claimed ends the pause of the scheduler when every lease is known.
+func (s *service) claimed() {
+	if len(s.unclaimed) == 0 {
+		s.decided(s.sched.Continue(), "")
+	}
 }
 
 // endUnknown ends a process that nothing needs.
@@ -189,6 +205,7 @@ func (s *service) claim(l claimedLease) {
 	s.workers[w.id], s.leases[l.ID] = w, w
 	s.processes[w.role] = l.Job
 	s.sched.Restore(l.ID, l.Demand, l.NodeID, l.Group, l.Bundle, l.Devices)
+	s.claimed()
 	s.background(func() {
 		cl, err := s.attach(s.ctx, l.Role, attachPatience)
 		if err == nil {
@@ -225,5 +242,6 @@ func (s *service) endGrace() {
 			s.endUnknown(role)
 		}
 		clear(s.unclaimed)
+		s.claimed()
 	})
 }

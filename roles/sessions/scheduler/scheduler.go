@@ -103,6 +103,7 @@ type Scheduler struct {
 	queues  map[string][]*request // by shape, in order: of equal requests the first decides
 	pending []*Group              // with bundles that are not held, in the order of their requests
 
+	paused   bool     // nothing is granted
 	arrivals int      // of nodes
 	requests int      // so far
 	spreads  int      // requests with KindSpread that were granted
@@ -131,7 +132,7 @@ func (s *Scheduler) Request(key string, demand map[string]float64, strategy Stra
 	queue := s.queues[r.shape]
 	s.waiting[key] = r
 	s.queues[r.shape] = append(queue, r)
-	if len(queue) == 0 { // behind an equal request that waits it does not fit either
+	if len(queue) == 0 && !s.paused { // behind an equal request that waits it does not fit either
 		s.try(r.shape, &d)
 	}
 	return d
@@ -250,7 +251,7 @@ func (s *Scheduler) Held(key string) bool { return s.held[key] != nil }
 
 // Waiting lists the demands of requests that wait, the oldest first.
 func (s *Scheduler) Waiting() []map[string]float64 {
-	var out []map[string]float64
+	out := []map[string]float64{}
 	for _, r := range s.inOrder() {
 		out = append(out, r.demand)
 	}
@@ -264,8 +265,24 @@ func (s *Scheduler) inOrder() []*request {
 	return out
 }
 
+// Pause grants nothing until Continue: what others hold is not known yet.
+func (s *Scheduler) Pause() { s.paused = true }
+
+// Continue ends a pause.
+func (s *Scheduler) Continue() Decisions {
+	var d Decisions
+	if s.paused {
+		s.paused = false
+		s.grant(&d)
+	}
+	return d
+}
+
 // grant creates groups and grants requests that fit now, the older first.
 func (s *Scheduler) grant(d *Decisions) {
+	if s.paused {
+		return
+	}
 	s.pending = slices.DeleteFunc(s.pending, func(g *Group) bool {
 		done := s.createGroup(g)
 		if done {
