@@ -74,10 +74,13 @@ func (s *service) awaitNode() error {
 	return bus.Retry(ctx, bus.Backoff{First: 20 * time.Millisecond, Most: refreshEvery}, func() error {
 		err, known := s.refresh(), 0
 		s.do(func() { known = len(s.sched.Nodes()) })
-		if known > 0 {
+		switch {
+		case known > 0:
 			return nil
+		case err != nil:
+			return err
 		}
-		return bus.Errorf(bus.CodeUnavailable, "the head has no node: %w", err)
+		return bus.Errorf(bus.CodeUnavailable, "the head has no node")
 	})
 }
 
@@ -108,9 +111,9 @@ func (s *service) attach(ctx context.Context, name string, patience time.Duratio
 	err = bus.Retry(limit, bus.Backoff{}, func() error {
 		cl, err = s.rt.Attach(limit, name)
 		if errors.Is(err, bus.ErrUnavailable) || patience > 0 && errors.Is(err, bus.ErrRefused) {
-			return bus.Errorf(bus.CodeUnavailable, "attach to %s: %w", name, err)
+			return err
 		}
-		return err
+		return bus.Permanent(err)
 	})
 	return cl, err
 }

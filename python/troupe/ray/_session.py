@@ -160,7 +160,10 @@ def _open(address: str | None, resources: dict[str, float], namespace: str | Non
     _objects.forget_peers()
     session.core.ask("show_output", runtime=session.id, name=process).get(30)
     host, port = session._addresses[0]
-    state = _state.State(mode=_state.DRIVER_MODE, job_id="", namespace=namespace or str(uuid.uuid4()), node_id="", address=f"{host}:{port}", control=_control.Control(process), process=process)
+    state = _state.State(
+        mode=_state.DRIVER_MODE, job_id="", namespace=namespace or str(uuid.uuid4()), node_id="", address=f"{host}:{port}", control=_control.Control(process),
+        process=process,
+    )  # fmt: skip
     state.store = store
     state.runtime_env = env
     state.served = served
