@@ -55,6 +55,8 @@ type actor struct {
 	state      actorState
 	role       string // of its process; a restart has another
 	restarted  int    // times
+	placed     bool   // the role and its resources are stored
+	onPlaced   func() // what waits for that; nil: nothing
 	exiting    string // why the process ends on purpose, which is no reason to restart it
 	cluster    *roles.Cluster
 	at         scheduler.Allocation
@@ -139,9 +141,22 @@ func (s *service) schedule(a *actor, strategy scheduler.Strategy) {
 			s.endActor(a, g.refused.Text, false)
 			return
 		}
-		a.state, a.at = stateStarting, g.allocation
+		a.state, a.at, a.placed = stateStarting, g.allocation, false
+		s.store.dirty(actorKey(a.id))
+		s.store.onStored(func() { s.do(func() { s.placed(a, role) }) })
 		s.background(func() { s.startActor(a, role) })
 	})
+}
+
+// placed notes that the role and the resources of an actor are stored: callers may hear where it is.
+func (s *service) placed(a *actor, role string) {
+	if a.role != role {
+		return
+	}
+	then := a.onPlaced
+	if a.placed, a.onPlaced = true, nil; then != nil {
+		then()
+	}
 }
 
 // startActor starts the process of an actor and constructs the actor.
@@ -213,7 +228,8 @@ func (s *service) construct(cl *roles.Cluster, construct wire.Raw) (kind string,
 	if len(answers) != 1 || len(answers[0]) != 2 {
 		return "", nil, bus.Errorf(bus.CodeMalformed, "the answer of the constructor is malformed")
 	}
-	return kind, answers[0][1], wire.Unmarshal(answers[0][0], &kind)
+	err = wire.Unmarshal(answers[0][0], &kind)
+	return kind, answers[0][1], err
 }
 
 // startFailed ends an actor whose process did not start. The watch of the process, or of its node, may know the reason in a moment.
@@ -240,6 +256,10 @@ func (s *service) startFailed(a *actor, role string, patience time.Duration, why
 
 func (s *service) constructed(a *actor, role, kind string, value wire.Raw) {
 	if a.role != role || a.state == stateDead {
+		return
+	}
+	if !a.placed { // otherwise the next service would not know the process that callers know
+		a.onPlaced = func() { s.constructed(a, role, kind, value) }
 		return
 	}
 	if kind == "error" {
@@ -313,7 +333,7 @@ func (s *service) processLost(a *actor, role, reason string) {
 func (s *service) restart(a *actor) {
 	old, role := a.cluster, a.role
 	a.restarted++
-	a.cluster, a.killReason = nil, ""
+	a.cluster, a.killReason, a.onPlaced = nil, "", nil
 	a.role = fmt.Sprintf("actor-%s-%d", a.id, a.restarted)
 	a.state = stateRestarting
 	ended := a.ended

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -22,6 +23,9 @@ import (
 	"troupe/roles/sessions"
 )
 
+// slowConstructor is long enough for a service to end meanwhile.
+const slowConstructor = 1500 * time.Millisecond
+
 // limit is for what happens at once on a machine without load.
 const limit = 60 * time.Second
 
@@ -31,12 +35,22 @@ func TestMain(m *testing.M) {
 }
 
 // process stands in for the Python process of an actor or of tasks: this program runs as one.
-type process struct{ made []any }
+type process struct {
+	made   []any
+	making atomic.Value // as the Python process answers: no, running, yes
+}
+
+func newProcess(context.Context, actors.Setup) (*process, error) {
+	p := &process{}
+	p.making.Store("no")
+	return p, nil
+}
 
 func processClass() *actors.Class {
-	k := actors.NewClass("ray", func(context.Context, actors.Setup) (*process, error) { return &process{}, nil })
+	k := actors.NewClass("ray", newProcess)
 	actors.Method(k, "construct", (*process).construct)
 	actors.Method(k, "made", func(p *process, _ context.Context, _ actors.None) ([]any, error) { return p.made, nil })
+	actors.Method(k, "constructed", (*process).constructed, actors.MethodOptions{Lane: actors.Concurrent(10)})
 	actors.Method(k, "owns", func(*process, context.Context, actors.None) (bool, error) { return false, nil })
 	actors.Method(k, "exit", func(_ *process, _ context.Context, gentle bool) (actors.None, error) {
 		os.Exit(0)
@@ -45,13 +59,22 @@ func processClass() *actors.Class {
 	return k.Class
 }
 
+func (p *process) constructed(context.Context, actors.None) ([]any, error) {
+	return []any{p.making.Load(), os.Getpid()}, nil
+}
+
 // construct keeps its arguments; the class "fails" has a constructor that raises.
 func (p *process) construct(_ context.Context, args actors.Args) ([]any, error) {
 	var class string
 	if err := wire.Unmarshal(args.Positional[0], &class); err != nil {
 		return nil, err
 	}
+	p.making.Store("running")
+	if class == "slow" {
+		time.Sleep(slowConstructor)
+	}
 	p.made = []any{class, os.Getpid()}
+	p.making.Store("yes")
 	if class == "fails" {
 		return []any{"error", []any{"frame of the exception"}}, nil
 	}
@@ -116,7 +139,7 @@ type driver struct {
 }
 
 func (h *head) driver(name string) *driver {
-	class := actors.NewClass("driver", func(context.Context, actors.Setup) (*process, error) { return &process{}, nil })
+	class := actors.NewClass("driver", newProcess)
 	actors.Method(class, "nothing", func(*process, context.Context, actors.None) (actors.None, error) { return actors.None{}, nil })
 	rt, err := roles.Open(h.t.Context(), roles.Config{BusConfig: bus.Config{InProcess: h.server}, Namespace: "ray", Name: name, Classes: []*actors.Class{class.Class}, Lease: 2 * time.Second})
 	require.NoError(h.t, err)
@@ -206,6 +229,19 @@ func (d *driver) pid(role string) string {
 	made, err := roles.CallEach[[]any](ctx, cl, "made")
 	require.NoError(d.t, err)
 	return fmt.Sprint(made[0][1])
+}
+
+// constructing is what the process of a role says of its constructor, and its pid; empty: it does not run.
+func (d *driver) constructing(role string) (making, pid string) {
+	ctx, cancel := context.WithTimeout(d.t.Context(), limit)
+	defer cancel()
+	cl, err := d.rt.Attach(ctx, role)
+	if err != nil {
+		return "", ""
+	}
+	said, err := roles.CallEach[[]any](ctx, cl, "constructed")
+	require.NoError(d.t, err)
+	return fmt.Sprint(said[0][0]), fmt.Sprint(said[0][1])
 }
 
 func eventually(t *testing.T, what string, holds func() bool) {

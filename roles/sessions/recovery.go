@@ -9,6 +9,7 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/wire"
+	"troupe/dispatch"
 	"troupe/roles"
 	"troupe/roles/sessions/scheduler"
 )
@@ -34,8 +35,12 @@ func (s *service) recover(ctx context.Context) error {
 	}
 	s.do(func() {
 		s.restored = true
+		s.running = map[string]roles.RoleRecord{}
+		for _, rec := range running {
+			s.running[rec.Name] = rec
+		}
 		s.restore(found)
-		s.adoptProcesses(running)
+		s.adoptProcesses()
 		s.background(s.endGrace)
 	})
 	return nil
@@ -105,7 +110,8 @@ func (s *service) restoreActor(id string, rec actorRecord) {
 	if name := a.spec.name(); name != "" {
 		s.names[actorName{a.spec.Namespace, name}] = id
 	}
-	if a.state != stateAlive {
+	alive := a.state == stateAlive
+	if record, runs := s.running[a.role]; !alive && (!runs || record.State != roles.RoleReady || rec.NodeID == "") {
 		s.startAgain(a)
 		return
 	}
@@ -114,29 +120,84 @@ func (s *service) restoreActor(id string, rec actorRecord) {
 		s.later(func() { s.do(func() { s.processLost(a, a.role, reasonNodeDied) }) })
 		return
 	}
+	if a.placed = true; !alive {
+		a.state = stateStarting
+	}
 	role := a.role
-	s.background(func() {
-		cl, err := s.attach(s.ctx, role, attachPatience)
-		if err != nil {
-			if s.ctx.Err() == nil {
-				s.do(func() {
-					s.processLost(a, role, "The actor is dead because its worker process died with the head: "+err.Error())
-				})
-			}
-			return
+	s.background(func() { s.adopt(a, role, alive) })
+}
+
+// adopt attaches to the process of an actor. One that was not known to be constructed is asked.
+func (s *service) adopt(a *actor, role string, alive bool) {
+	cl, err := s.attach(s.ctx, role, attachPatience)
+	if err != nil {
+		if s.ctx.Err() == nil {
+			s.do(func() {
+				s.processLost(a, role, "The actor is dead because its worker process died with the head: "+err.Error())
+			})
 		}
-		late := false
-		s.do(func() {
-			if late = a.state == stateDead || a.role != role; !late {
-				a.cluster = cl
-			}
-		})
-		if late {
+		return
+	}
+	late := false
+	s.do(func() {
+		if late = a.state == stateDead || a.role != role; !late {
+			a.cluster = cl
+		}
+	})
+	if late {
+		s.destroy(cl, false)
+		return
+	}
+	if !alive {
+		s.spawn(func() { s.adoptStarting(a, role, cl) })
+	}
+	s.watchActor(a, role, cl)
+}
+
+// adoptStarting waits until the process of an actor has constructed it. One that has not is replaced.
+func (s *service) adoptStarting(a *actor, role string, cl *roles.Cluster) {
+	for {
+		making, pid, err := s.askConstructed(cl)
+		switch {
+		case s.ctx.Err() != nil || err != nil: // its death is seen by the watch
+			return
+		case making == "yes":
+			s.do(func() { s.constructed(a, role, "ok", pid) })
+			return
+		case making == "no":
+			s.do(func() {
+				if a.role == role && a.state == stateStarting {
+					a.cluster = nil
+					s.endProcess(role)
+					s.release(a.id)
+					s.startAgain(a)
+				}
+			})
 			s.destroy(cl, false)
 			return
 		}
-		s.watchActor(a, role, cl)
-	})
+		_ = bus.Sleep(s.ctx, refreshEvery) // the end is seen above
+	}
+}
+
+func (s *service) askConstructed(cl *roles.Cluster) (making string, pid wire.Raw, err error) {
+	w, err := cl.Worker(0)
+	if err != nil {
+		return "", nil, err
+	}
+	f, err := w.Go(s.ctx, dispatch.Call{Method: "constructed"})
+	if err != nil {
+		return "", nil, err
+	}
+	answers, err := dispatch.AwaitEach[[]wire.Raw](s.ctx, f)
+	switch {
+	case err != nil:
+		return "", nil, err
+	case len(answers) != 1 || len(answers[0]) != 2:
+		return "", nil, bus.Errorf(bus.CodeMalformed, "the process does not say whether its actor is constructed")
+	}
+	err = wire.Unmarshal(answers[0][0], &making)
+	return making, answers[0][1], err
 }
 
 // startAgain starts an actor whose start was interrupted, under another role.
@@ -156,18 +217,18 @@ func (s *service) startAgain(a *actor) {
 }
 
 // adoptProcesses sorts the processes that run: those of actors are attached to, those of tasks wait to be claimed, others end.
-func (s *service) adoptProcesses(running []roles.RoleRecord) {
+func (s *service) adoptProcesses() {
 	known := map[string]bool{}
 	for _, a := range s.order {
 		known[a.role] = true
 	}
-	for _, rec := range running {
+	for _, rec := range s.running {
 		switch {
 		case known[rec.Name]:
 		case strings.HasPrefix(rec.Name, "worker-"):
 			s.unclaimed[rec.Name] = true
 		default:
-			s.endUnknown(rec.Name)
+			s.endUnknown(rec)
 		}
 	}
 	if len(s.unclaimed) > 0 {
@@ -187,10 +248,12 @@ func (s *service) claimed() {
 }
 
 // endUnknown ends a process that nothing needs.
-func (s *service) endUnknown(role string) {
+func (s *service) endUnknown(rec roles.RoleRecord) {
 	s.background(func() {
-		if cl, err := s.attach(s.ctx, role, attachPatience); err == nil {
-			s.destroy(cl, false)
+		ctx, cancel := context.WithTimeout(s.ctx, destroyLimit)
+		defer cancel()
+		if err := s.rt.EndRole(ctx, rec); err != nil && s.ctx.Err() == nil {
+			s.log.Warn("sessions: a process may still run", "role", rec.Name, "error", err)
 		}
 	})
 }
@@ -239,7 +302,7 @@ func (s *service) endGrace() {
 			}
 		}
 		for role := range s.unclaimed {
-			s.endUnknown(role)
+			s.endUnknown(s.running[role])
 		}
 		clear(s.unclaimed)
 		s.claimed()

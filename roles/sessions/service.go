@@ -53,6 +53,7 @@ type service struct {
 	unclaimed map[string]bool              // roles of processes for tasks of an earlier service that no process has claimed yet
 	creations int                          // of actors
 	order     []*actor                     // in the order of their creation
+	running   map[string]roles.RoleRecord  // processes that ran when the service began
 	restored  bool                         // an earlier service has stored something
 	methods   map[string]func(*call) error // by name
 }

@@ -153,17 +153,25 @@ func TestTheNextServiceAdoptsWhatRuns(t *testing.T) {
 	before := d.pid(role)
 	require.Empty(t, d.ask("placement", "create_group", "g1", "group", "space", d.name, false, []map[string]float64{{"GPU": 1}}, "PACK", ""))
 	lease := d.ask("lease", "l1", d.job, map[string]float64{"CPU": 0.5}, nil, map[string]any{}).(map[string]any)
+	d.ask("create_actor", "slow", d.spec("slow", "slow", nil), d.name)
+	var making, slow string
+	eventually(t, "the constructor runs", func() bool {
+		making, slow = d.constructing("actor-slow")
+		return making == "running"
+	})
 	d.create("waits", "waits", func(s map[string]any) { s["demand"] = map[string]float64{"CPU": 1} })
 	stop()
 
 	h.serve()
 	d.find()
-	d.ask("rejoin", d.name, d.job, map[string]int{"a1": 1, "waits": 1}, []any{map[string]any{
+	d.ask("rejoin", d.name, d.job, map[string]int{"a1": 1, "waits": 1, "slow": 1}, []any{map[string]any{
 		"id": "l1", "job": d.job, "demand": map[string]float64{"CPU": 0.5}, "role": lease["role"], "node_id": lease["node_id"], "group": "", "bundle": 0, "devices": map[string][]string{},
 	}})
 	require.Equal(t, "a1", d.ask("named_actor", "space", "name").(map[string]any)["actor_id"])
 	require.Equal(t, map[string]any{"role": role, "restarts": true}, d.info("a1"))
 	require.Equal(t, before, d.pid(role), "the process of the actor goes on")
+	require.Equal(t, map[string]any{"role": "actor-slow", "restarts": false}, d.info("slow"), "a constructor that runs is waited for")
+	require.Equal(t, slow, d.pid("actor-slow"))
 	require.Equal(t, "CREATED", d.ask("placement", "wait_group", "g1", 0.0))
 	require.Equal(t, "g1", d.ask("placement", "group_named", "group", "space"))
 	free := d.ask("placement", "nodes").([]any)[0].(map[string]any)["free"].(map[string]any)
