@@ -28,7 +28,11 @@ func (s *service) createGroup(c *call) error {
 	}
 	s.decided(s.sched.CreateGroup(g), "")
 	s.store.dirty(groupKey(g.ID))
-	c.replyStored("")
+	if g.Name != "" || g.Detached {
+		c.replyStored("")
+	} else {
+		c.reply("") // its creator repeats the request where the next service does not know the group
+	}
 	return nil
 }
 

@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	storeDelay   = 10 * time.Millisecond // to collect changes that nobody waits for
+	storeDelay   = 10 * time.Millisecond // to collect changes that no request waits for
 	storeBatch   = 100                   // keys of one write
 	storeTimeout = 5 * time.Second       // of one write
 	constructMax = 256 << 10             // bytes of a constructor's arguments that are stored
@@ -133,6 +133,21 @@ func (st *store) hurry() bool {
 	return len(st.stored) > 0
 }
 
+// collect waits a moment for more changes, unless a request waits for them.
+func (st *store) collect(ctx context.Context) {
+	t := time.NewTimer(storeDelay)
+	defer t.Stop()
+	for !st.hurry() {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+			return
+		case <-st.wakeCh:
+		}
+	}
+}
+
 // run writes changes until ctx ends, or another head leads.
 func (st *store) run(ctx context.Context, s *service) error {
 	for {
@@ -141,9 +156,7 @@ func (st *store) run(ctx context.Context, s *service) error {
 			return nil
 		case <-st.wakeCh:
 		}
-		if !st.hurry() {
-			_ = bus.Sleep(ctx, storeDelay) // the end of ctx is seen above
-		}
+		st.collect(ctx)
 		err := st.last(ctx, s)
 		if errors.Is(err, bus.ErrFenced) {
 			return err

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from .. import _core, _errors
 
 _PATIENCE = 60.0  # seconds for a head to return
 _LOST = (_errors.WorkerLostError, _errors.ClosedError, _errors.UnavailableError, _errors.NotFoundError, _errors.OutcomeUnknownError)
+_RECENT = 5.0  # seconds in which the service has stored what it has created
 _COUNTED = ("handle_taken", "handle_dropped")  # requests whose effect is in what rejoin tells
 
 Done = Callable[[Any, "BaseException | None"], None]
@@ -43,6 +45,7 @@ class Control:
         self._waiting: dict[Request, None] = {}  # in order: what is not sent, or not answered
         self._holds: dict[str, int] = {}  # handles by actor
         self._leases: dict[str, dict[str, Any]] = {}
+        self._recent: dict[str, tuple[float, Request]] = {}  # actors and groups by id that may not be stored yet, until when
 
     def ask(self, method: str, args: tuple[Any, ...], done: Done) -> None:
         """Makes a request; done(value, None) or done(None, error), from any thread."""
@@ -79,6 +82,10 @@ class Control:
                 self._holds[args[0]] = left
         elif method == "end_lease":
             self._leases.pop(args[0], None)
+        elif method == "kill_actor":
+            self._recent.pop(args[0], None)
+        elif method == "placement" and args[0] == "remove_group":
+            self._recent.pop(args[1], None)
 
     def _answered(self, request: Request, value: Any) -> None:
         with self._lock:
@@ -87,10 +94,22 @@ class Control:
                 lease, job, demand = request.args[:3]
                 found = {k: value[k] for k in ("role", "node_id", "group", "bundle", "devices")}
                 self._leases[lease] = {"id": lease, "job": job, "demand": demand, **found}
-            elif request.method == "create_actor" and value:
-                self._note("handle_dropped", request.args)  # it has an actor that was there
+            elif request.method == "create_actor":
+                if value:
+                    self._note("handle_dropped", request.args)  # it has an actor that was there
+                else:
+                    self._keep(request.args[0], request)
+            elif request.method == "placement" and request.args[0] == "create_group" and not value:
+                self._keep(request.args[1], request)
         if request.done is not None:
             request.done(value, None)
+
+    def _keep(self, id: str, request: Request) -> None:
+        """Keeps a request for a while: a head that dies may not have stored what it has created."""
+        now = time.monotonic()
+        for old in [i for i, (until, _) in itertools.islice(self._recent.items(), 100) if until < now]:
+            del self._recent[old]
+        self._recent[id] = (now + _RECENT, request)
 
     def _send(self, handle: Any, request: Request) -> None:
         from ._objects import when_fetched
@@ -169,9 +188,11 @@ class Control:
         repeated, last = list(self._waiting), [Request("present", (), _ignore)]
         if self._known:
             first.append(Request("rejoin", (self._process, self.job_id, dict(self._holds), list(self._leases.values())), None))
+            recent, self._recent = self._recent, {}
+            repeated = [Request(r.method, r.args, None) for until, r in recent.values() if until > time.monotonic()] + repeated
             created = [r.args[0] for r in repeated if r.method == "create_actor"]
             last += [Request("handle_dropped", (actor, self._process), None) for actor in created if actor not in self._holds]
-        for request in [r for r in repeated if r.done is None]:
+        for request in [r for r in self._waiting if r.done is None]:
             del self._waiting[request]
         return [*first, *repeated, *last]
 

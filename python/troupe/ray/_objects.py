@@ -346,7 +346,7 @@ class _Reader:
             watches = self._watches()
             if not watches:
                 self.parked = True  # before the look at what is pending: a call that is sent later wakes this thread
-                if core._pending:
+                if any(not token & _core.SIDE for token in list(core._pending)):  # those of the side queue have a thread of their own
                     self.parked = False
                 found = woken.poll(None if self.parked else _LATE * 1000)
                 self.parked = False
