@@ -19,6 +19,8 @@ type Class struct {
 	Methods []MethodInfo
 	// Open accepts calls of methods that are not in the table; they run in the serial lane.
 	Open bool
+	// DeviceTensors: arguments may be tensors that stay on their device (wire.ExtDevice); otherwise callers copy them to memory.
+	DeviceTensors bool
 	// New makes the object that handles the calls, while the worker is initialising.
 	New func(ctx context.Context, s Setup) (Handler, error)
 }
@@ -27,6 +29,13 @@ type Class struct {
 // block; it must not keep the body, nor use its result after returning it. A panic becomes the call's error.
 type Handler interface {
 	Handle(ctx context.Context, method string, body []byte) ([]byte, error)
+}
+
+// Table is what callers know of an object; the fields are those of Class.
+type Table struct {
+	Methods       []MethodInfo
+	Open          bool
+	DeviceTensors bool
 }
 
 // Optional interfaces of a Handler.
@@ -47,9 +56,9 @@ type (
 	ArgumentTaker interface {
 		TakesArguments() bool
 	}
-	// MethodProvider is an object that knows its methods only once it exists: they replace those of its class.
+	// MethodProvider is an object that knows its methods only once it exists: its table replaces that of its class.
 	MethodProvider interface {
-		Table() (methods []MethodInfo, open bool)
+		Table() Table
 	}
 	// Closer is closed when the worker stops.
 	Closer interface {

@@ -116,7 +116,7 @@ type asyncHandler struct {
 	methods []actors.MethodInfo
 }
 
-func (l asyncHandler) Table() ([]actors.MethodInfo, bool) { return l.methods, false }
+func (l asyncHandler) Table() actors.Table { return actors.Table{Methods: l.methods} }
 
 // Begin answers short calls at once and others later.
 func (l asyncHandler) Begin(ctx context.Context, method string, body []byte, done func([]byte, error)) {

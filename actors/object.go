@@ -70,8 +70,8 @@ func withOwnMethods(class *Class, obj Handler) (*Class, error) {
 	if !ok {
 		return class, nil
 	}
-	own := *class
-	own.Methods, own.Open = t.Table()
+	own, table := *class, t.Table()
+	own.Methods, own.Open, own.DeviceTensors = table.Methods, table.Open, table.DeviceTensors
 	return &own, own.check()
 }
 

@@ -103,6 +103,8 @@ type Info struct {
 	// Methods are those of the class; Open says that others are accepted too.
 	Methods []MethodInfo `msgpack:"methods" json:"methods"`
 	Open    bool         `msgpack:"open,omitempty" json:"open,omitempty"`
+	// DeviceTensors: arguments may be tensors that stay on their device.
+	DeviceTensors bool `msgpack:"device_tensors,omitempty" json:"device_tensors,omitempty"`
 }
 
 // LaneInfo is the load of a lane.
@@ -151,7 +153,7 @@ func (w *Worker) info(context.Context, None) (Info, error) {
 		Role: w.spec.Address.Role, Class: w.class.Name, Rank: w.spec.Rank, World: w.spec.World, Gen: w.spec.Gen,
 		Node: w.host.cfg.Node, PID: os.Getpid(), Wire: wire.Major, Runtime: runtime.Version(), State: w.state,
 		Objects: slices.Sorted(maps.Keys(w.objects)), Lanes: []LaneInfo{}, Calls: []CallState{},
-		Methods: w.class.Methods, Open: w.class.Open,
+		Methods: w.class.Methods, Open: w.class.Open, DeviceTensors: w.class.DeviceTensors,
 	}
 	calls := slices.Clone(w.active)
 	for _, q := range w.queues {

@@ -121,7 +121,8 @@ func (r *References) cancelWait(ref wire.Reference, w *waiter) {
 	}
 }
 
-// serve gives a waiter a value of this endpoint that is not pending. The value has a use for it, which ends here.
+// serve gives a waiter a value of this endpoint that is not pending. The value has a use for it, which ends here. A body in shared memory is
+// attached, as another process would do it: the receiver has it to itself without a copy.
 func (r *References) serve(v *ownedValue, w *waiter) {
 	name := r.nameOf(v)
 	r.mu.Lock()
@@ -142,24 +143,40 @@ func (r *References) serve(v *ownedValue, w *waiter) {
 	default:
 		r.retainLocked(contains)
 		r.mu.Unlock()
-		give := func() {
-			own := body
-			if len(body) > MaxInline {
-				if own = makeBody(w.memory, len(body)); own != nil {
-					copy(own, body)
+		if s, ok := w.memory.(Sharing); ok && !location.IsZero() {
+			s.Attach(location, int64(len(body)), func(attached []byte) {
+				if attached == nil {
+					r.give(v, w, body, contains)
+					return
 				}
-			}
-			r.Release(name)
-			if own == nil && len(body) > 0 {
-				r.Release(contains...)
-				w.finish(r, Value{}, Errorf(CodeRefused, "no memory for a value of %d bytes", len(body)))
-				return
-			}
-			w.finish(r, Value{Body: own, References: contains}, nil)
+				r.Release(name)
+				w.finish(r, Value{Body: attached, References: contains}, nil)
+			})
+			return
 		}
-		if len(body) <= MaxInline || !r.ep.spawn(give) {
-			give()
+		r.give(v, w, body, contains)
+	}
+}
+
+// give gives a waiter a copy of a body of this endpoint, unless the body is small. The value has a use for it, which ends here.
+func (r *References) give(v *ownedValue, w *waiter, body []byte, contains []wire.Reference) {
+	give := func() {
+		own := body
+		if len(body) > MaxInline {
+			if own = makeBody(w.memory, len(body)); own != nil {
+				copy(own, body)
+			}
 		}
+		r.Release(r.nameOf(v))
+		if own == nil && len(body) > 0 {
+			r.Release(contains...)
+			w.finish(r, Value{}, Errorf(CodeRefused, "no memory for a value of %d bytes", len(body)))
+			return
+		}
+		w.finish(r, Value{Body: own, References: contains}, nil)
+	}
+	if len(body) <= MaxInline || !r.ep.spawn(give) {
+		give()
 	}
 }
 

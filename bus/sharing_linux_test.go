@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus"
+	"troupe/bus/bustest"
 	"troupe/bus/shm"
 	"troupe/bus/wire"
 )
@@ -90,4 +91,39 @@ func TestSharedBodiesAreGivenUpOnTheirWay(t *testing.T) {
 	require.Eventually(t, func() bool { return unused(callers) && unused(workers) }, 20*time.Second, 10*time.Millisecond)
 	require.Positive(t, callers.arena.Stats().Readers, "bodies were claimed")
 	require.Positive(t, workers.arena.Stats().Readers)
+}
+
+// TestAProcessReadsItsOwnValueInPlace checks that the owner of a value attaches it instead of copying it, that what a receiver writes is its
+// own, and that a copy is made where the value is attached already.
+func TestAProcessReadsItsOwnValueInPlace(t *testing.T) {
+	dir, err := os.MkdirTemp("", "shm") // its path is short enough for sockets
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
+	memory := newSharedMemory(t, dir)
+	owner := endpoint(t, bustest.Open(t))
+	const size = 300 << 10
+	body := memory.Make(size)
+	copy(body, pattern(size, 1))
+	ref, err := owner.References().Put(body, memory, nil)
+	require.NoError(t, err)
+
+	first, err := value(t, owner, ref, memory)
+	require.NoError(t, err)
+	require.Equal(t, 1, memory.reader.Attached())
+	require.Equal(t, checksum(pattern(size, 1)), checksum(first.Body))
+	clear(first.Body)
+	second, err := value(t, owner, ref, memory)
+	require.NoError(t, err)
+	require.Equal(t, checksum(pattern(size, 1)), checksum(second.Body))
+	require.Equal(t, 1, memory.reader.Attached(), "the second one is a copy")
+
+	owner.References().Release(ref)
+	require.Equal(t, checksum(make([]byte, size)), checksum(first.Body), "it outlives the value")
+	bus.FreeBody(memory, first.Body)
+	bus.FreeBody(memory, second.Body)
+	until(t, func() bool {
+		s := memory.arena.Stats()
+		return s.InUse == 0 && s.Lent == 0 && memory.reader.Attached() == 0
+	})
+	require.Zero(t, owner.References().Owned())
 }

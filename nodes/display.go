@@ -21,6 +21,7 @@ const (
 	noteEvery    = time.Second     // between two lines that say how many were left out
 	shownMost    = 64              // of each worker, the lines on stderr that are known to have been shown
 	rawLineMost  = 64 << 10        // bytes of an incomplete line in raw mode that wait for the rest
+	partialFor   = time.Second     // how long an incomplete line in raw mode waits for the rest before it is shown as a line
 )
 
 // ShownText is text for the driver's stdout or stderr: whole lines, except in raw mode.
@@ -45,7 +46,7 @@ type OutputDisplay struct {
 	omitted  map[string]*omittedLines // by role
 	notedAt  time.Time
 	shown    map[workerKey]*shownLines
-	partials map[partialKey][]byte // incomplete lines of raw mode
+	partials map[partialKey]*partialLine // of raw mode
 }
 
 // workerKey is a worker process of a role.
@@ -58,6 +59,13 @@ type workerKey struct {
 type partialKey struct {
 	workerKey
 	stream OutputStream
+}
+
+// partialLine is an incomplete line. Once it has been shown as a line, the end that comes later is left out.
+type partialLine struct {
+	data  []byte
+	at    time.Time // of the last addition
+	ended bool
 }
 
 // lineGroup is a line that was shown, and the other ranks that have printed it since.
@@ -83,11 +91,12 @@ func (s *shownLines) add(seq uint64) {
 	s.seqs = s.seqs[max(0, len(s.seqs)-shownMost):]
 }
 
-// Add adds an item of a role with a number of ranks. In raw mode its bytes are passed on unchanged, in whole lines.
+// Add adds an item of a role with a number of ranks. In raw mode its bytes are passed on unchanged, in whole lines; a line without an end
+// becomes one after partialFor.
 func (d *OutputDisplay) Add(role string, world int, mode OutputMode, item OutputItem, now time.Time) {
 	worker := workerKey{role, item.Rank, item.Gen}
 	if mode == OutputRaw {
-		d.addRaw(worker, item)
+		d.addRaw(worker, item, now)
 		return
 	}
 	if item.LeftOut > 0 {
@@ -193,15 +202,18 @@ func (d *OutputDisplay) leaveOut(role string, rank, lines int) {
 }
 
 // addRaw passes on complete lines, so that those of two workers do not mix.
-func (d *OutputDisplay) addRaw(worker workerKey, item OutputItem) {
+func (d *OutputDisplay) addRaw(worker workerKey, item OutputItem, now time.Time) {
 	if item.End {
 		d.endRaw(worker)
 		return
 	}
 	key := partialKey{worker, item.Stream}
 	data := item.Data
-	if held := d.partials[key]; len(held) > 0 {
-		data = append(held, data...)
+	if held := d.partials[key]; held != nil {
+		if held.ended && len(data) > 0 {
+			data = bytes.TrimPrefix(data, []byte("\n"))
+		}
+		data = append(held.data, data...)
 	}
 	end := bytes.LastIndexByte(data, '\n') + 1
 	if len(data)-end > rawLineMost {
@@ -210,29 +222,43 @@ func (d *OutputDisplay) addRaw(worker workerKey, item OutputItem) {
 	if end > 0 {
 		d.out = append(d.out, ShownText{item.Stream, data[:end]})
 	}
-	if d.partials == nil {
-		d.partials = map[partialKey][]byte{}
-	}
-	d.partials[key] = slices.Clone(data[end:])
 	if end == len(data) {
 		delete(d.partials, key)
+		return
 	}
+	if d.partials == nil {
+		d.partials = map[partialKey]*partialLine{}
+	}
+	d.partials[key] = &partialLine{data: slices.Clone(data[end:]), at: now}
 }
 
 // endRaw ends the incomplete lines of a worker.
 func (d *OutputDisplay) endRaw(worker workerKey) {
 	for _, stream := range []OutputStream{Stdout, Stderr} {
 		key := partialKey{worker, stream}
-		if held := d.partials[key]; len(held) > 0 {
-			d.out = append(d.out, ShownText{stream, append(held, '\n')})
+		if held := d.partials[key]; held != nil {
+			d.endPartial(key, held)
 		}
 		delete(d.partials, key)
+	}
+}
+
+// endPartial shows an incomplete line as a line.
+func (d *OutputDisplay) endPartial(key partialKey, held *partialLine) {
+	if len(held.data) > 0 {
+		d.out = append(d.out, ShownText{key.stream, append(held.data, '\n')})
+		held.data, held.ended = nil, true
 	}
 }
 
 // Take returns what is to be shown now.
 func (d *OutputDisplay) Take(now time.Time) []ShownText {
 	d.expire(now)
+	for key, held := range d.partials {
+		if now.Sub(held.at) >= partialFor {
+			d.endPartial(key, held)
+		}
+	}
 	if now.Sub(d.notedAt) >= noteEvery {
 		d.noteOmitted()
 		d.notedAt = now
@@ -255,9 +281,6 @@ func (d *OutputDisplay) Flush() []ShownText {
 	d.out = nil
 	return out
 }
-
-// Waiting reports whether something is held back that Take will return later.
-func (d *OutputDisplay) Waiting() bool { return len(d.order) > 0 || len(d.omitted) > 0 }
 
 func (d *OutputDisplay) expire(now time.Time) {
 	for len(d.order) > 0 && !d.groups[d.order[0]].expiry.After(now) {

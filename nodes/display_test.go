@@ -94,6 +94,21 @@ func TestRawOutputIsUnchanged(t *testing.T) {
 	require.Equal(t, "other\na\x1b[31m\r50%\r100%\xff done\nrest\n", got)
 }
 
+func TestAnIncompleteLineIsShownAfterAPause(t *testing.T) {
+	d := displayFixture{now: time.Unix(1, 0)}
+	add := func(text string, later time.Duration) string {
+		d.Add("train", 1, OutputRaw, OutputItem{Stream: Stdout, Data: []byte(text)}, d.now)
+		d.now = d.now.Add(later)
+		return textOf(d.Take(d.now))
+	}
+	require.Empty(t, add("first", partialFor/2))
+	require.Equal(t, "first half\n", add(" half", partialFor))
+	require.Equal(t, "next\n", add("\nnext\n", 0), "its own end makes no empty line")
+	require.Equal(t, "third\n", add("third", partialFor))
+	require.Equal(t, "fourth\n", add("fourth\n", 0))
+	require.Empty(t, textOf(d.Flush()))
+}
+
 func TestControlCharactersAreEscapedOnTerminals(t *testing.T) {
 	d := displayFixture{now: time.Unix(1, 0)}
 	d.Terminal, d.Color = true, true

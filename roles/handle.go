@@ -46,6 +46,8 @@ type wireHandle struct {
 	Rank        int                 `msgpack:"rank"`
 	Process     bool                `msgpack:"process,omitempty"`
 	Policy      Policy              `msgpack:"policy,omitempty"`
+
+	DeviceTensors bool `msgpack:"device_tensors,omitempty"`
 }
 
 func init() {
@@ -57,6 +59,7 @@ func packHandle(h Handle) (wireHandle, error) {
 	return wireHandle{
 		Namespace: r.Namespace, Role: r.Name, Incarnation: r.Incarnation, Class: r.Class, World: r.World, Mesh: r.Mesh,
 		Ordered: r.Ordered, Open: r.Open, Methods: r.Methods, Rank: h.Rank, Process: r.Process, Policy: r.Policy,
+		DeviceTensors: r.DeviceTensors,
 	}, nil
 }
 
@@ -64,6 +67,7 @@ func unpackHandle(w wireHandle) (Handle, error) {
 	h := Handle{Rank: w.Rank, Record: RoleRecord{
 		Namespace: w.Namespace, Name: w.Role, Incarnation: w.Incarnation, Class: w.Class, World: w.World, Mesh: w.Mesh,
 		Ordered: w.Ordered, Open: w.Open, Methods: w.Methods, State: RoleReady, Process: w.Process, Policy: w.Policy,
+		DeviceTensors: w.DeviceTensors,
 	}}
 	if err := h.Record.check(); err != nil {
 		return Handle{}, err

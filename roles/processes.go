@@ -330,7 +330,9 @@ func (c *Cluster) readMethods(ctx context.Context) error {
 	if err := checkMethods(infos[0].Class, infos[0].Methods); err != nil {
 		return err
 	}
-	return c.edit(ctx, func(r *RoleRecord) { r.Methods, r.Open = infos[0].Methods, infos[0].Open })
+	return c.edit(ctx, func(r *RoleRecord) {
+		r.Methods, r.Open, r.DeviceTensors = infos[0].Methods, infos[0].Open, infos[0].DeviceTensors
+	})
 }
 
 // edit changes the role's record.

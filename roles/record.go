@@ -29,13 +29,15 @@ type RoleRecord struct {
 	Detached    bool                `json:"detached,omitempty"`
 	Open        bool                `json:"open,omitempty"` // methods outside the table may be called
 	Methods     []actors.MethodInfo `json:"methods"`
-	State       RoleState           `json:"state"`
-	Since       time.Time           `json:"since"`         // of the state, by the writer's clock
-	Owner       string              `json:"owner"`         // session of the driver or worker with which the role ends
-	By          string              `json:"by"`            // the driver, for display
-	Lease       time.Duration       `json:"lease"`         // of the driver: how long the server must be reachable before a missing lease counts
-	Run         string              `json:"run,omitempty"` // session of the run's driver, if a worker created the role; empty: Owner
-	Cause       string              `json:"cause,omitempty"`
+	// DeviceTensors: arguments may be tensors that stay on their device
+	DeviceTensors bool          `json:"device_tensors,omitempty"`
+	State         RoleState     `json:"state"`
+	Since         time.Time     `json:"since"`         // of the state, by the writer's clock
+	Owner         string        `json:"owner"`         // session of the driver or worker with which the role ends
+	By            string        `json:"by"`            // the driver, for display
+	Lease         time.Duration `json:"lease"`         // of the driver: how long the server must be reachable before a missing lease counts
+	Run           string        `json:"run,omitempty"` // session of the run's driver, if a worker created the role; empty: Owner
+	Cause         string        `json:"cause,omitempty"`
 
 	// Process says that the workers are processes on nodes; the following fields belong to them.
 	Process      bool             `json:"process,omitempty"`

@@ -326,7 +326,7 @@ func (rt *Runtime) prepare(ctx context.Context, spec Spec) (p preparedRole, err 
 	}
 	p.rec = RoleRecord{
 		Namespace: rt.cfg.Namespace, Name: spec.Name, Incarnation: bus.NewID(), Class: spec.Class, World: mesh.World(), Mesh: mesh,
-		Ordered: spec.Ordered, Detached: spec.Detached, Open: class.Open, Methods: class.Methods,
+		Ordered: spec.Ordered, Detached: spec.Detached, Open: class.Open, Methods: class.Methods, DeviceTensors: class.DeviceTensors,
 		State: RoleStarting, Since: time.Now().UTC(), Owner: rt.ep.Session(), By: rt.cfg.Name, Lease: rt.cfg.Lease, Run: rt.driver,
 	}
 	if spec.EndsWithRun && rt.driver != "" {

@@ -152,6 +152,14 @@ class Gpu:
         self.weights.fill_(value)
         self.torch.cuda.synchronize()
 
+    def push(self, infer: Any, **options: Any) -> tuple[str, float]:
+        """The weights as an argument of a call by this worker."""
+        got: tuple[str, float] = infer.load.options(**options)(self.weights)
+        return got
+
+    def keep(self) -> Any:
+        return troupe.put(self.weights)
+
     # infer
 
     def load(self, x: Any) -> tuple[str, float]:
@@ -289,8 +297,12 @@ def transfer(row: str, train: Any, infer: Any, send: str = "give", rounds: int =
         train.make(mib, value)
         gone = infer.memory()
         began = time.perf_counter()
-        made = getattr(train, send).remote()
-        device, last = infer.load.options(**options)(made) if options else infer.load(made)
+        if send == "push":
+            made = None
+            device, last = train.push(infer, **options)
+        else:
+            made = train.keep() if send == "keep" else getattr(train, send).remote()
+            device, last = infer.load.options(**options)(made) if options else infer.load(made)
         times.append((time.perf_counter() - began) * 1e3)
         right = right and last == value and infer.check(value)
         del made
@@ -436,6 +448,9 @@ def main() -> int:
         section(transfer, "same_device", train, infer, uses="opened")
         section(transfer, "same_device_lent", train, infer, "lend", uses="opened")
         section(transfer, "same_device_in_place", train, infer, "lend", uses="shared", share=True)
+        section(transfer, "pushed", train, infer, "push", uses="opened")
+        section(transfer, "pushed_in_place", train, infer, "push", uses="shared", share=True)
+        section(transfer, "put", train, infer, "keep", uses="opened")
         section(correctness, train, infer)
         section(lifetime, train, infer)
         section(nothing_left, "nothing_left_after_kills", train, infer)
@@ -445,6 +460,7 @@ def main() -> int:
         infer.way("host")
         section(transfer, "through_host", train, infer, uses="staged")
         section(transfer, "through_host_lent", train, infer, "lend", uses="staged")
+        section(transfer, "pushed_through_host", train, infer, "push", uses="staged")
         section(rings, train, infer)
         infer.way("bus")
         section(transfer, "over_bus", train, infer, rounds=2, uses="bus")

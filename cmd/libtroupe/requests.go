@@ -219,6 +219,8 @@ type clusterInfo struct {
 	By      string        `msgpack:"by"`
 	Open    bool          `msgpack:"open"`
 
+	DeviceTensors bool `msgpack:"device_tensors"` // arguments may be tensors that stay on their device
+
 	Incarnation string              `msgpack:"incarnation"`
 	Methods     []actors.MethodInfo `msgpack:"methods"`
 	Handle      wire.Raw            `msgpack:"handle"` // the role as a serialised handle
@@ -304,7 +306,7 @@ func describe(id uint64, rec roles.RoleRecord, handle wire.Raw) clusterInfo {
 	return clusterInfo{
 		Seats: seats, MasterAddr: host, MasterPort: port,
 		Cluster: id, Name: rec.Name, World: rec.World, Mesh: rec.Mesh, Class: rec.Class, State: string(rec.State), By: rec.By,
-		Open: rec.Open, Incarnation: rec.Incarnation, Methods: rec.Methods, Handle: handle,
+		Open: rec.Open, DeviceTensors: rec.DeviceTensors, Incarnation: rec.Incarnation, Methods: rec.Methods, Handle: handle,
 	}
 }
 

@@ -39,7 +39,10 @@ func (cl *cluster) infosOf(ctx context.Context, rec roles.RoleRecord, away []int
 			there = append(there, rank)
 			continue
 		}
-		all[rank] = actors.Info{Role: rec.Name, Class: rec.Class, Rank: rank, World: rec.World, State: stateRestarting, Methods: rec.Methods, Open: rec.Open}
+		all[rank] = actors.Info{
+			Role: rec.Name, Class: rec.Class, Rank: rank, World: rec.World, State: stateRestarting,
+			Methods: rec.Methods, Open: rec.Open, DeviceTensors: rec.DeviceTensors,
+		}
 		if rank < len(rec.Placements) {
 			all[rank].Gen, all[rank].Node = rec.Placements[rank].Gen, rec.Placements[rank].Node
 		}

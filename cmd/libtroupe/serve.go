@@ -32,7 +32,7 @@ var (
 	_ actors.ArgumentTaker  = (*servedObject)(nil)
 )
 
-func (s *servedObject) Table() ([]actors.MethodInfo, bool) { return s.object.Table() }
+func (s *servedObject) Table() actors.Table { return s.object.Table() }
 
 func (s *servedObject) Memory() bus.Memory { return s.object.Memory() }
 
@@ -84,7 +84,7 @@ func (c *core) servedClass(name string) (*actors.Class, error) {
 		return nil, bus.Errorf(bus.CodeNotFound, "no class %q in this program", name)
 	}
 	return &actors.Class{
-		Name: name, Methods: s.object.table.Methods, Open: s.object.table.Open,
+		Name: name, Methods: s.object.table.Methods, Open: s.object.table.Open, DeviceTensors: s.object.table.DeviceTensors,
 		New: func(context.Context, actors.Setup) (actors.Handler, error) { return s, nil },
 	}, nil
 }

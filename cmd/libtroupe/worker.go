@@ -38,6 +38,8 @@ type makeRequest struct {
 type table struct {
 	Methods []actors.MethodInfo `msgpack:"methods"`
 	Open    bool                `msgpack:"open"`
+	// DeviceTensors: arguments may be tensors that stay on their device.
+	DeviceTensors bool `msgpack:"device_tensors"`
 	// Cancels: cancellations are sent to the object; else it polls troupe_cancelled.
 	Cancels bool `msgpack:"cancels"`
 	// Side says which calls are for the thread that reads the side queue.
@@ -88,7 +90,9 @@ var (
 	_ actors.EnvSetter      = (*object)(nil)
 )
 
-func (o *object) Table() ([]actors.MethodInfo, bool) { return o.table.Methods, o.table.Open }
+func (o *object) Table() actors.Table {
+	return actors.Table{Methods: o.table.Methods, Open: o.table.Open, DeviceTensors: o.table.DeviceTensors}
+}
 
 // Memory holds large arguments and results.
 func (o *object) Memory() bus.Memory { return o.core.memory }

@@ -12,9 +12,12 @@ from troupe import _device_backend as _device
 
 
 class DeviceArray(np.ndarray):
-    """An array in device memory."""
+    """An array in device memory. Its slices are in the same memory."""
 
     is_cuda = True
+
+    def __array_finalize__(self, source):
+        self.memory = getattr(source, "memory", None)
 
 
 class Memory:
@@ -33,6 +36,12 @@ class Memory:
         array = np.frombuffer(self.map, dtype, count, self.offset).reshape(shape).view(DeviceArray)
         array.memory = self
         return array
+
+    def address(self):
+        return np.frombuffer(self.map, "u1").ctypes.data
+
+    def has(self, array):
+        return self.address() <= array.ctypes.data < self.address() + len(self.map)
 
     def __del__(self):
         if self.owns:
@@ -58,14 +67,15 @@ class HostDevice:
         return True
 
     def is_tensor(self, value):
-        return type(value) is DeviceArray and hasattr(value, "memory")
+        return type(value) is DeviceArray and value.memory is not None and value.memory.has(value)
 
     def lend(self, value, snapshot):
         if self.full:
             return None
         kept = self.device_array(value) if snapshot else value
         handle = struct.pack("<II", os.getpid(), kept.memory.fd).ljust(64) if self.exports else b""
-        return _device.Lent(kept, kept.dtype.name, kept.shape, kept.nbytes, kept.ctypes.data, 0, self.name, handle, kept.memory.offset)
+        offset = kept.ctypes.data - kept.memory.address()
+        return _device.Lent(kept, kept.dtype.name, kept.shape, kept.nbytes, kept.ctypes.data, 0, self.name, handle, offset)
 
     def reaches(self, uuid):
         return uuid == self.name

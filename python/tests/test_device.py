@@ -11,7 +11,7 @@ import pytest
 
 import host_device
 import troupe
-from troupe import _device, _reference, register
+from troupe import Dispatch, _device, _reference, register
 
 MIB = 1 << 20
 CHUNK = 1 << 20  # of staging, in these tests
@@ -48,6 +48,10 @@ class Holder:
     def kind(self, x):
         return type(x).__name__
 
+    @register(dispatch_mode=Dispatch.DP_MP_COMPUTE)
+    def kinds(self, rows, whole):
+        return [(type(rows).__name__, int(row[1]), type(whole.left).__name__) for row in rows]
+
     def crc(self, x):
         import zlib
 
@@ -58,6 +62,24 @@ class Holder:
 
     def keep(self, x):
         self.kept = x
+
+    @register(replay=True)
+    def initialize(self, x):
+        self.kept = x
+        return type(x).__name__
+
+    def push(self, to, method, n=2 * MIB, value=3, **options):
+        """Calls another worker with a tensor of this one."""
+        self.weights = self.device.device_array(np.full(n, value, np.uint8))
+        return getattr(to, method).options(**options)(self.weights)
+
+    def push_parts(self, to, rows):
+        parts = self.device.device_array(np.arange(rows * MIB, dtype=np.uint32).astype(np.uint8).reshape(rows, MIB))
+        return to.kinds(parts, Pair(self.device.device_array(np.zeros(MIB, np.uint8)), None))
+
+    def put(self, n=2 * MIB, value=4):
+        self.weights = self.device.device_array(np.full(n, value, np.uint8))
+        return troupe.put(self.weights)
 
     def kept_first(self):
         return int(self.kept[0])
@@ -200,6 +222,44 @@ def test_other_devices_and_closed_ways(producer, receiver, elsewhere):
         receiver.cluster.set_env({"TROUPE_DEVICE": ""})
         assert receiver.crc(made) == want and elsewhere.crc(made) == want, "by the other ways too"
         del made
+
+
+def test_a_tensor_as_an_argument(producer, receiver, elsewhere):
+    before = receiver.counts()
+    assert producer.push(receiver, "kind") == producer.push(receiver.cluster, "kind", ranks=[0])[0] == "DeviceArray"
+    assert grown(receiver, before, "opened", "staged", "bus") == [2, 0, 0]
+    assert producer.push(elsewhere, "kind") == "DeviceArray"
+    producer.push(receiver, "keep")
+    producer.change(9)
+    assert receiver.kept_first() == 3, "the caller may write to it when the call has returned"
+    producer.push(receiver, "keep", share=True)
+    producer.change(9)
+    assert receiver.kept_first() == 9, "in place"
+    receiver.drop()
+    assert producer.push(receiver, "kind", device=False) == "ndarray"
+    assert producer.push(receiver, "initialize") == "ndarray", "arguments that are replayed must outlive their caller"
+    receiver.drop()
+
+
+def test_arguments_that_are_cut(producer):
+    before = producer.counts()
+    pair = troupe.Cluster("pair", Holder, None, troupe.WorkerConfig(world_size=2))
+    try:
+        assert producer.push_parts(pair, 4) == [("DeviceArray", 1, "DeviceArray")] * 4
+        assert [c["opened"] for c in pair.counts()] == [2, 2]
+        assert grown(producer, before, "lent") == [3], "two parts, and once what both get"
+    finally:
+        pair.shutdown()
+
+
+def test_a_tensor_that_was_put(producer, receiver):
+    ref = producer.put()
+    producer.change(9)
+    before = receiver.counts()
+    assert receiver.kind(ref) == "DeviceArray" and grown(receiver, before, "opened") == [1]
+    receiver.keep(ref)
+    assert receiver.kept_first() == 4 and int(ref.result()[0]) == 4
+    receiver.drop()
 
 
 def test_opting_out(producer, receiver):

@@ -290,6 +290,8 @@ class Cluster(_codec.Walked):
             marks = marks_of(worker_cls)
             methods = [n for n in dir(worker_cls) if not n.startswith("_") and callable(getattr(worker_cls, n, None))]
             self._modes = {n: str((marks.get(n) or {}).get("mode") or "") for n in methods}
+            self._replayed = {n for n in methods if (marks.get(n) or {}).get("replay")}
+        self._keep_on_device(True)
         del self.master_addr, self.master_port
 
     def _await_start(self) -> None:
@@ -331,6 +333,21 @@ class Cluster(_codec.Walked):
         self._seats = []
         self.master_addr, self.master_port = "", 0
         self._dp = {r: self.get_rank_info(r).dp_rank for r in range(self.world_size)}
+        self._keep_on_device(bool(fields.get("device_tensors")))
+        self._replayed = {m["name"] for m in fields["methods"] or [] if m.get("replay")}
+
+    def _keep_on_device(self, accepted: bool) -> None:
+        """Has large tensors of arguments stay on their device, if the workers accept such."""
+        self._device_codec = self._codec.on_device() if accepted and self._session.device else self._codec
+
+    def _argument_codec(self, method: str, settings: dict[str, Any] | None = None) -> _codec.Codec:
+        """How the arguments of a call are encoded. Those that are replayed to a restarted worker outlive tensors on a device."""
+        codec = self._device_codec
+        if codec is self._codec or method in self._replayed:
+            return self._codec
+        if settings and not settings.get("device", True):
+            return self._codec
+        return codec.on_device(snapshot=False, share=True) if settings and settings.get("share") else codec
 
     def _open(self) -> Cluster:
         """A cluster that came as an argument is opened when it is first used."""
@@ -496,8 +513,8 @@ class Cluster(_codec.Walked):
         again. need=k: k good answers are enough. collect_all: wait for all ranks, and give exceptions in place of values.
         mode, ranks: instead of the method's own. engine: a named object in the workers. wait=False: a call of a rank that is being
         restarted fails at once instead of waiting for it. copy=True: large arrays of the result are copied out of shared memory when they
-        are received, which takes less than writing to all of their pages later. share=True: tensors on a device, of the result and of arguments
-        that are futures or references, are used in place, and not copied. device=False: tensors of the result travel through memory.
+        are received, which takes less than writing to all of their pages later. share=True: tensors on a device, of the result and of arguments,
+        are used in place, and not copied: do not change such an argument while a worker uses it. device=False: tensors travel through memory.
         """
         settings = {"timeout": timeout, "collect": collect, "pad": pad, "need": need, "collect_all": collect_all, "mode": mode, "ranks": ranks}
         return _Options(self, _settings_of({**settings, "engine": engine, "wait": wait, "copy": copy, "share": share, "device": device}))
@@ -522,7 +539,7 @@ class Cluster(_codec.Walked):
             return self._send(method, args, kwargs, self._plan(mode, True), blocking=blocking, settings=settings)
         plan = self._plan(mode, False)
         args, kwargs, refs = _by_reference(args, kwargs, settings.get("share", False))
-        bodies, info = _split.encode_parts(self._codec, plan, mode, args, kwargs, settings.get("pad", False))
+        bodies, info = _split.encode_parts(self._argument_codec(method, settings), plan, mode, args, kwargs, settings.get("pad", False))
         return self._send_bodies(method, bodies, plan, info=info, blocking=blocking, settings=settings, refs=refs)
 
     def _plan(self, mode: str, unsplit: bool) -> _split.Plan:
@@ -552,7 +569,7 @@ class Cluster(_codec.Walked):
         if plan.single and not settings:
             return self._short(method, args, kwargs, plan, one, blocking)
         args, kwargs, refs = _by_reference(args, kwargs, bool(settings and settings.get("share")))
-        body = self._codec.encode([list(args), kwargs or None])
+        body = self._argument_codec(method, settings).encode([list(args), kwargs or None])
         return self._send_bodies(method, [body] * len(plan.parts), plan, one=one, blocking=blocking, settings=settings, refs=refs)
 
     def _send_bodies(
@@ -626,9 +643,9 @@ class Cluster(_codec.Walked):
         if eventual:
             args, kwargs, refs = _by_reference(args, kwargs)
             if refs:
-                body = self._codec.encode([list(args), kwargs or None])
+                body = self._argument_codec(method).encode([list(args), kwargs or None])
                 return self._send_bodies(method, [body], plan, one=one, blocking=blocking, refs=refs)
-        body = self._codec.encode([list(args), kwargs or None])
+        body = self._argument_codec(method).encode([list(args), kwargs or None])
         prefix = plan.prefixes.get((method, blocking))
         if prefix is None:
             prefix = plan.prefixes[method, blocking] = self._prefix(method, plan, blocking)

@@ -79,19 +79,22 @@ class Big(Exception):
 class Codec:
     """The encoding of values between this process and one other: it says whether pickles and handles are allowed."""
 
-    __slots__ = ("_free", "device", "handles", "pickle", "snapshot", "why_not")
+    __slots__ = ("_free", "device", "handles", "pickle", "share", "snapshot", "why_not")
 
-    def __init__(self, pickle: bool = False, why_not: str = "", handles: bool = False, device: bool = False, snapshot: bool = True) -> None:
+    def __init__(self, pickle: bool = False, why_not: str = "", handles: bool = False) -> None:
         self.pickle = pickle
         self.why_not = why_not or "pickles travel only in calls, between the processes of one run"
         self.handles = handles  # a handle is decoded to a cluster or a worker; else to its fields
-        self.device = device  # large tensors on a device are encoded as references to them,
-        self.snapshot = snapshot  # of a copy that later writes do not change
+        self.device = False  # large tensors on a device are encoded as references to them,
+        self.snapshot = True  # of a copy that later writes do not change,
+        self.share = False  # and the receiver uses them in place
         self._free: list[Any] = []
 
-    def on_device(self, snapshot: bool) -> Codec:
-        """The same, for results whose large tensors stay on their device."""
-        return Codec(self.pickle, self.why_not, self.handles, device=True, snapshot=snapshot)
+    def on_device(self, snapshot: bool = True, share: bool = False) -> Codec:
+        """The same, for values whose large tensors stay on their device."""
+        codec = Codec(self.pickle, self.why_not, self.handles)
+        codec.device, codec.snapshot, codec.share = True, snapshot, share
+        return codec
 
     # Encoding.
 
@@ -613,13 +616,14 @@ def _own(value: Any, copy: Copy | None = None) -> Any:
 class Walk:
     """A value with large arrays in it, encoded as pieces. It is written into one buffer at the end."""
 
-    __slots__ = ("_bytes", "_codec", "_pieces", "lent", "size")
+    __slots__ = ("_bytes", "_codec", "_known", "_pieces", "lent", "size")
 
-    def __init__(self, codec: Codec) -> None:
+    def __init__(self, codec: Codec, known: dict[int, tuple[Any, bytes]] | None = None) -> None:
         self._codec = codec
         self._pieces: list[Any] = []
         self._bytes = bytearray()  # of the last piece, while it is small things
-        self.lent = 0  # tensors that stay on their device
+        self._known = {} if known is None else known  # tensors that stay on their device, and their encoding, by id: each is lent once
+        self.lent = 0  # how many such tensors this value has
         self.size = 0
 
     def __len__(self) -> int:
@@ -697,12 +701,14 @@ class Walk:
         devices = _devices()
         if self.lent >= devices.MOST or not devices.is_lent(value):
             return False
-        made = devices.lend(value, self._codec.snapshot)
-        if made is None:
-            return False
+        if id(value) not in self._known:
+            made = devices.lend(value, self._codec.snapshot, self._codec.share)
+            if made is None:
+                return False
+            _note(made[0])
+            self._known[id(value)] = value, msgpack.packb(msgpack.ExtType(DEVICE, made[1]))
         self.lent += 1
-        _note(made[0])
-        self._add(msgpack.packb(msgpack.ExtType(DEVICE, made[1])))
+        self._add(self._known[id(value)][1])
         return True
 
     def write(self, into: memoryview, copy: Copy = ctypes.memmove) -> None:

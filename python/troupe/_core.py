@@ -70,6 +70,27 @@ class Sleeper:
             pass  # it is awake
 
 
+class Notice:
+    """A waiter that does something once. It refers to the list that it is in and to what it does, so that no circle is left when it is done."""
+
+    __slots__ = ("_do", "_waiters")
+
+    def __init__(self, waiters: list[Any], do: Callable[[], None]) -> None:
+        self._waiters, self._do = waiters, do
+
+    def __call__(self) -> None:
+        if self.withdraw():
+            self._do()
+
+    def withdraw(self) -> bool:
+        """False: it has been done, or withdrawn."""
+        try:
+            self._waiters.remove(self)  # of two threads one removes it
+        except ValueError:
+            return False
+        return True
+
+
 def library_path() -> str:
     """Where the library is: beside this file, or where TROUPE_LIBRARY says."""
     given = os.environ.get("TROUPE_LIBRARY")

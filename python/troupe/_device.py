@@ -1,6 +1,6 @@
 """Tensors on a device, by reference: the producer keeps the tensor, and a receiver takes it by the shortest way it has.
 
-A tensor in a result stays on its device. The message has its reference, the UUID of the device and an IPC handle. A receiver that reaches the
+A tensor in a result, an argument or a value of put stays on its device. The message has its reference, the UUID of the device and an IPC handle. A receiver that reaches the
 device opens the handle and copies the tensor, or uses it in place. Any other on the host gets the bytes in chunks through pages that both
 processes have registered (staging), and the rest over the bus. The reference is counted like every other: the producer drops the
 tensor when no process refers to it any more.
@@ -63,12 +63,12 @@ def mode() -> str:
 
 
 def is_lent(value: Any) -> bool:
-    """Whether an array of a result is lent instead of sent."""
+    """Whether an array of a result, an argument or a value of put is lent instead of sent."""
     return backend().is_tensor(value) and value.nbytes >= SMALLEST and mode() != "0"
 
 
-def lend(value: Any, snapshot: bool) -> tuple[_reference.Reference, bytes] | None:
-    """A reference to a tensor, and what its message says of it; None: it travels in the message."""
+def lend(value: Any, snapshot: bool, share: bool = False) -> tuple[_reference.Reference, bytes] | None:
+    """A reference to a tensor, and what its message says of it; None: it travels in the message. With share the receiver uses it in place."""
     global _lender
     session = _session.current(start=False)
     session.core.check()
@@ -85,6 +85,8 @@ def lend(value: Any, snapshot: bool) -> tuple[_reference.Reference, bytes] | Non
     fields = {"owner": session.session, "id": number, "dtype": lent.dtype, "shape": list(lent.shape), "uuid": lent.uuid, "socket": lender.path}
     if lent.handle:
         fields["handle"], fields["offset"] = lent.handle, lent.offset
+    if share:
+        fields["share"] = True
     return ref, bytes(msgpack.packb(fields))
 
 
@@ -304,15 +306,15 @@ class sharing:
 
 def receive(codec: _codec.Codec, fields: Any) -> Any:
     """The tensor of a message, on this process's device if it has one, else in memory."""
-    share = getattr(_shares, "on", False)
     try:
+        share = getattr(_shares, "on", False) or fields.get("share") is True
         owner, number, dtype, shape, path = fields["owner"], fields["id"], fields["dtype"], tuple(fields["shape"]), fields["socket"]
         nbytes = _codec._SIZES[dtype]
         for axis in shape:
             nbytes *= axis
         if not (isinstance(owner, str) and isinstance(number, int) and isinstance(path, str) and 0 < nbytes < 1 << 48):
             raise ValueError("a field has the wrong type")
-    except (KeyError, TypeError, ValueError) as err:
+    except (AttributeError, KeyError, TypeError, ValueError) as err:
         raise _errors.MalformedError(f"a tensor on a device that does not say what it is: {err}") from err
     ref = _reference.Reference.received(owner, number)
     lent = _lender.find(owner, number) if _lender is not None else None

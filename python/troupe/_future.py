@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import sys
@@ -55,15 +56,10 @@ class Pull:
 
     def when_done(self, do: Callable[[], None]) -> None:
         """Calls do when the body is there, from the thread that reads completions."""
-
-        def call() -> None:
-            if call in self._waiters:
-                self._waiters.remove(call)
-                do()
-
-        self._waiters.append(call)
+        notice = _core.Notice(self._waiters, do)
+        self._waiters.append(notice)
         if self._done:
-            call()
+            notice()
 
     def cancel(self) -> None:
         if not self._done and self._core._pid == os.getpid():
@@ -98,16 +94,11 @@ class Waitable(_codec.Eventual):
 
     def add_done_callback(self, do: Callable[[Any], None]) -> None:
         """Calls do(self) when it is over, from the thread that reads completions. It must not block."""
-
-        def call() -> None:
-            if call in self._waiters:
-                self._waiters.remove(call)
-                do(self)
-
-        self._waiters.append(call)
+        notice = _core.Notice(self._waiters, functools.partial(do, self))
+        self._waiters.append(notice)
         self._watch()
         if self._done:
-            call()
+            notice()
 
     def arrived(self) -> Any:
         return resolve(self)

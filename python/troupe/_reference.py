@@ -230,7 +230,8 @@ def put(value: Any) -> Reference:
     if isinstance(value, Waitable):
         raise _errors.InvalidError("put takes a value; a future or a reference is a reference already")
     session = _session.current()
-    body = session.codec(True).encode(value)
+    codec = session.codec(True)
+    body = (codec.on_device() if session.device else codec).encode(value)
     return put_body(session, body, _codec.take_references())
 
 

@@ -437,7 +437,10 @@ def describe(value: Any, max_concurrency: int, side: str) -> tuple[Object, dict[
                 methods.append(by_name[extra])
                 if lane["name"] != "work" and not is_async and extra != _result_stream.CLOSE:
                     lanes[extra] = str(lane["name"])
-    table = {"methods": methods, "open": hasattr(cls, "__getattr__"), "cancels": is_async, "side": side if is_async or side == "all" else "beside" if lanes else ""}
+    table = {
+        "methods": methods, "open": hasattr(cls, "__getattr__"), "device_tensors": True, "cancels": is_async,
+        "side": side if is_async or side == "all" else "beside" if lanes else "",
+    }  # fmt: skip
     return Object(value, is_async, lanes, generators, frozenset(n for n in names if marks.get(n, {}).get("share"))), table
 
 

@@ -182,15 +182,19 @@ def encode_parts(codec: _codec.Codec, plan: Plan, mode: str, args: Sequence[Any]
     """A body for each part. What all parts share is encoded once."""
     by_shard, others, info = cut(mode, plan.shards, args, kwargs, pad)
     shared: dict[int, bytes] = {}
+    tensors: dict[int, tuple[Any, bytes]] = {}
     bodies = []
-    for shard, _ in plan.parts:
-        values = others if shard == _NO_DATA else by_shard[shard]
-        bodies.append(_body(codec, values, len(args), list(kwargs), shared))
+    try:
+        for shard, _ in plan.parts:
+            values = others if shard == _NO_DATA else by_shard[shard]
+            bodies.append(_body(_codec.Walk(codec, tensors), codec, values, len(args), list(kwargs), shared))
+    except BaseException:
+        _codec.take_references()  # of values that will not be sent
+        raise
     return bodies, info
 
 
-def _body(codec: _codec.Codec, values: list[Any], positional: int, names: list[str], shared: dict[int, bytes]) -> Any:
-    walk = _codec.Walk(codec)
+def _body(walk: _codec.Walk, codec: _codec.Codec, values: list[Any], positional: int, names: list[str], shared: dict[int, bytes]) -> Any:
     walk._add(b"\x92" + _codec._array_head(positional))
     for i, value in enumerate(values):
         if i == positional:

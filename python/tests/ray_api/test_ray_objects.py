@@ -80,8 +80,35 @@ def test_result_outlives_its_actor(session):
     reader = Reader.remote()
     ref = reader.made.remote()
     ray.wait([ref])
+    other, third = Reader.remote(), Reader.remote()
+    ray.get([other.keep.remote({"ref": ref}), third.keep.remote({"ref": ref})])
+    assert ray.get(third.kept.remote()) == 3.0
     kill(reader)
     assert ray.get(ref)[0] == 3.0
+    assert ray.get([first.remote(ref), other.first.remote(ref), other.kept.remote(), third.kept.remote()], timeout=60) == [3.0] * 4
+    del ref
+    assert ray.get([other.kept.remote(), third.kept.remote()], timeout=60) == [3.0] * 2
+
+
+@pytest.mark.skipif(REAL, reason="counts the references of Troupe")
+def test_results_are_freed_at_once(session):
+    """Without a collection of circles, which may come much later."""
+    from troupe import _reference
+
+    reader = Reader.remote()
+    gc.collect()
+    eventually(lambda: _reference.counts()["owned"] == 0, "the objects of earlier tests are freed")
+    gc.disable()
+    try:
+        ref = reader.made.remote()
+        assert ray.get(ref)[0] == 3.0
+        assert ray.get([first.remote(ref), first.remote(reader.made.remote())]) == [3.0, 3.0]
+        assert ray.wait([ref, reader.made.remote()], num_returns=2)[1] == []
+        assert _reference.counts()["owned"] > 0
+        del ref
+        eventually(lambda: _reference.counts()["owned"] == 0, "the results are freed", seconds=5.0)
+    finally:
+        gc.enable()
 
 
 def test_object_ends_with_its_owner(session):

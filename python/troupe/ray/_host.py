@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import functools
 import inspect
 import os
 import pickle
@@ -67,6 +68,8 @@ class Call:
             if kind == _objects.PENDING:
                 entry = _objects.ref_of_wire(value)._entry
                 _objects.start_fetch(entry)
+            elif kind == _objects.LENT:
+                entry = _state.require().store.lent_of_wire(*value)
             else:
                 entry = _objects.Entry("", "")
                 entry.set(kind, value)
@@ -93,8 +96,7 @@ def _filled(value: Any, entries: list[_objects.Entry]) -> Any:
     if type(value) is not Slot:
         return value
     entry = entries[value.index]
-    if entry.body is None:
-        entry.load()
+    entry.load()
     if entry.kind == _objects.ERROR:
         raise DependencyError(entry.body)
     return _serialize.loads(entry.body)
@@ -204,8 +206,8 @@ class Service:
 
     # Objects.
 
-    def fetch(self, id: str) -> Any:
-        return fetch(self.host.state.store, id)
+    def fetch(self, id: str, again: bool) -> Any:
+        return fetch(self.host.state.store, id, again)
 
     def borrow(self, id: str, process: str) -> None:
         self.host.state.store.borrow(id, process)
@@ -235,7 +237,7 @@ class Service:
             self.current = ""
 
     def run(self, call: Call) -> Any:
-        """Runs a call and gives [kind, frames]."""
+        """Runs a call and gives [kind, frame], or of several values [SEVERAL, frames]."""
         if call.id in self.cancelled:
             self.cancelled.discard(call.id)
             return self.failed(call, exceptions.TaskCancelledError(call.id))
@@ -266,7 +268,7 @@ class Service:
             del args, kwargs
             return self.succeeded(call, value)
         except DependencyError as err:
-            return [_objects.ERROR, [err.frame]]
+            return [_objects.ERROR, err.frame]
         except ActorExit:
             end_process()
         except KeyboardInterrupt:
@@ -354,29 +356,26 @@ class Service:
         if self.kind in ("sync", "threaded") and task is not None and task.cancelled:
             return self.failed(call, exceptions.TaskCancelledError(call.id))
         try:
-            if call.returns == 1:
-                frame, contents = _serialize.dumps(value)
+            if call.returns < 2:
+                frame, contents = _serialize.dumps(value if call.returns else None)
                 if contents is not _serialize.EMPTY:
                     self.host.state.store.linger(contents)
-                return [_objects.VALUE, [frame]]
-            if call.returns == 0:
-                values = [None]
-            else:
-                values = list(value) if isinstance(value, (tuple, list)) or hasattr(value, "__iter__") else [value]
-                if len(values) != call.returns:
-                    raise ValueError(f"Task returned {len(values)} objects, but num_returns={call.returns}.")
+                return [_objects.VALUE, frame]
+            values = list(value) if isinstance(value, (tuple, list)) or hasattr(value, "__iter__") else [value]
+            if len(values) != call.returns:
+                raise ValueError(f"Task returned {len(values)} objects, but num_returns={call.returns}.")
             frames = []
             for one in values:
                 frame, contents = _serialize.dumps(one)
                 self.host.state.store.linger(contents)
                 frames.append(frame)
-            return [_objects.VALUE, frames]
+            return [_objects.SEVERAL, frames]
         except Exception as err:
             return self.failed(call, err)
 
     def failed(self, call: Call, err: BaseException) -> Any:
         error = err if isinstance(err, exceptions.TaskCancelledError) else task_error(self.title_of(call), err, self.host.state)
-        return [_objects.ERROR, [_objects._dump_error(error)]]
+        return [_objects.ERROR, _objects._dump_error(error)]
 
     def title_of(self, call: Call) -> str:
         return f"{self.class_name}.{call.method}" if self.kind != "task" else call.method
@@ -451,7 +450,7 @@ class Service:
             del args, kwargs
             return self.succeeded(call, value)
         except DependencyError as err:
-            return [_objects.ERROR, [err.frame]]
+            return [_objects.ERROR, err.frame]
         except (ActorExit, exceptions.AsyncioActorExit):
             end_process()
         except SystemExit as err:
@@ -521,21 +520,28 @@ def _wait(entries: list[_objects.Entry]) -> None:
 
 
 def _found(entry: _objects.Entry) -> list[Any]:
-    ref = entry.share()
-    return [entry.kind, entry.body] if ref is None else [_objects.SHARED, ref]
+    ref, kept = entry.lend()
+    if ref is None:
+        return [entry.kind, entry.body]
+    return [_objects.SHARED if kept else _objects.LENT, ref]
 
 
-def fetch(store: _objects.Store, id: str) -> Any:
-    """An object of this process for another: [kind, frame], or a future of it."""
+def fetch(store: _objects.Store, id: str, again: bool) -> Any:
+    """An object of this process for another: [kind, frame], or a future of it. again: the worker that had it has ended."""
     entry = store.entries.get(id)
     if entry is None:
         return [_objects.ERROR, _objects._dump_error(exceptions.ReferenceCountingAssertionError(id))]
+    if again:
+        entry.lent_ref = None
     if entry._done:
         return _found(entry)
     future: concurrent.futures.Future[Any] = concurrent.futures.Future()
-    kept = entry
-    entry.on_done(lambda: future.set_result(_found(kept)))
+    entry.on_done(functools.partial(_answer_fetch, entry, future))
     return future
+
+
+def _answer_fetch(entry: _objects.Entry, future: concurrent.futures.Future[Any]) -> None:
+    future.set_result(_found(entry))
 
 
 def task_error(title: str, err: BaseException, state: Any) -> BaseException:

@@ -26,14 +26,15 @@ _LATE = 0.05  # seconds after which a completion is taken that no thread waits f
 _SHARED = 1 << 20  # bytes of a value that all receivers share
 _GRACE = 2.0  # seconds that references and handles in a sent value are kept after the receiver has it
 
-PENDING, VALUE, ERROR, SHARED = 0, 1, 2, 3  # SHARED: of an answer, a reference of Troupe to the value
+PENDING, VALUE, ERROR = 0, 1, 2
+SHARED, LENT, SEVERAL = 3, 4, 5  # of an answer: a reference of Troupe to the value, the same to a result with its worker, frames of several values
 _FIRST = "01000000"  # the end of the id of a task's first result
 
 
 class Entry:
     """An object as this process knows it."""
 
-    __slots__ = ("__weakref__", "_done", "_waiters", "body", "call", "cancel", "fetching", "id", "kept", "kind", "owner", "value_ref")
+    __slots__ = ("__weakref__", "_done", "_waiters", "body", "call", "cancel", "fetching", "id", "kept", "kind", "lent_ref", "owner", "value_ref")
 
     def __init__(self, id: str, owner: str) -> None:
         self.id, self.owner = id, owner
@@ -41,7 +42,8 @@ class Entry:
         self._waiters: list[Any] = []
         self.kind = PENDING
         self.body: Any = None  # the frame of the value, or of the exception; None with a value_ref: the core has it
-        self.value_ref: Any = None  # a reference of Troupe to [kind, frame], of a large value
+        self.value_ref: Any = None  # a reference of Troupe to [kind, frame], of a large value that the owner keeps
+        self.lent_ref: Any = None  # the same to a large result that lies with the worker that made it, and may end with it
         self.kept: Any = None  # what the frame holds
         self.cancel: Callable[[bool, bool], None] | None = None  # of a call under way: force, recursive
         self.call: Any = None
@@ -65,28 +67,15 @@ class Entry:
     def set_error(self, error: BaseException) -> None:
         self.set(ERROR, _dump_error(error), ())
 
-    def on_done(self, do: Callable[[], None]) -> Callable[[], None]:
-        """Calls do once, when it is done: at once if it is. The function that is returned withdraws that."""
-
-        def once() -> None:
-            try:
-                self._waiters.remove(once)  # of two threads one removes it
-            except ValueError:
-                return
-            do()
-
-        def withdraw() -> None:
-            try:
-                self._waiters.remove(once)
-            except ValueError:
-                pass
-
-        self._waiters.append(once)
+    def on_done(self, do: Callable[[], None]) -> _core.Notice:
+        """Calls do once, when it is done: at once if it is. withdraw of what is returned ends that."""
+        notice = _core.Notice(self._waiters, do)
+        self._waiters.append(notice)
         if self._done:
-            once()
+            notice()
         else:
             _reader.watch(self)
-        return withdraw
+        return notice
 
     def share(self) -> Any:
         """A reference of Troupe to a large value, so that all receivers have one copy of it; None if it is small, or not of this process."""
@@ -96,38 +85,70 @@ class Entry:
                 self.value_ref = _put_frame(self.body)
         return self.value_ref
 
-    def set_reference(self, ref: Any, kept: Any) -> None:
-        """The value is with the core of this process."""
-        self.kind, self.value_ref, self.kept = VALUE, ref, kept
+    def lend(self) -> tuple[Any, bool]:
+        """A reference of Troupe to a large value for a process that asks the owner again if it fails, or None; and whether the owner keeps
+        the value."""
+        if self.value_ref is None and self.lent_ref is not None:
+            return self.lent_ref, False
+        return self.share(), True
+
+    def set_result(self, frame: list[Any], ref: Any) -> None:
+        """The result of a call of this process: ref, if it is given, is to the answer with its worker. The frame is in memory that this
+        process has attached, and outlives that worker."""
+        if ref is not None and _serialize.size(frame) >= _SHARED:
+            self.lent_ref = ref
+        self.set(VALUE, frame)
+
+    def set_reference(self, ref: Any, kept: Any, lent: bool = False) -> None:
+        """The value is with the core of this process, or another one; lent: with the worker that made it."""
+        if lent:
+            self.lent_ref = ref
+        else:
+            self.value_ref = ref
+        self.kind, self.kept = VALUE, kept
         self.cancel = self.call = None
         self._done = True
         for wake in list(self._waiters):
             wake()
 
-    def fetched(self, pull: Any) -> None:
-        """Takes the frame that the core has fetched."""
+    def _pull(self) -> Any:
+        return (self.value_ref or self.lent_ref)._start()
+
+    def fetched(self, pull: Any) -> bool:
+        """Takes the frame that the core has fetched. False: it lay with a worker that has ended, and the owner is asked for it."""
+        ref = self.value_ref or self.lent_ref
         try:
-            kind, frame = self.value_ref._read(pull)
+            kind, frame = ref._read(pull)
         except _errors.Error:
-            raise exceptions.OwnerDiedError(self.id, self.owner) from None
+            if self.value_ref is not None:
+                raise exceptions.OwnerDiedError(self.id, self.owner) from None
+            self.lent_ref, self._done, self.fetching = None, False, False
+            start_fetch(self, again=True)
+            return False
         if self.body is None:
             self.kind = kind
             if frame[2] or frame[3]:
                 self.kept = (self.kept, _serialize.held(frame))
             self.body = frame
+        return True
 
     def load(self) -> None:
-        """Waits for the frame of a value that the core has."""
-        pull = self.value_ref._start()
-        _core.get().wait(pull, None)
-        self.fetched(pull)
+        """Waits for the frame of a value that a core has."""
+        core = _core.get()
+        while self.body is None:
+            pull = self._pull()
+            core.wait(pull, None)
+            if not self.fetched(pull):
+                core.wait(self, None)
 
     async def aload(self) -> None:
         """load for event loops; nothing if the frame is here."""
-        if self.body is None:
-            pull = self.value_ref._start()
-            await _core.wait_in_loop(_core.get(), pull)
-            self.fetched(pull)
+        core = _core.get()
+        while self.body is None:
+            pull = self._pull()
+            await _core.wait_in_loop(core, pull)
+            if not self.fetched(pull):
+                await _core.wait_in_loop(core, self)
 
     def value(self) -> Any:
         """The value, or the exception raised."""
@@ -407,6 +428,7 @@ class Store:
     def __init__(self, process: str) -> None:
         self.process = process
         self.entries: weakref.WeakValueDictionary[str, Entry] = weakref.WeakValueDictionary()
+        self.lent: weakref.WeakValueDictionary[str, Entry] = weakref.WeakValueDictionary()  # arguments of calls, while these run
         self.borrowed: dict[str, tuple[Entry, dict[str, int]]] = {}  # owned here: the borrowers, by process
         self._lock = threading.RLock()
         self._lingering: list[tuple[float, Any]] = []
@@ -494,6 +516,18 @@ class Store:
         return entry
 
 
+    def lent_of_wire(self, id: str, owner: str, ref: Any) -> Entry:
+        """An argument of a call, which its owner keeps until the call is over."""
+        if owner == self.process:
+            return self.of_wire(id, owner)
+        with self._lock:
+            entry = self.lent.get(id)
+            if entry is None:
+                entry = self.lent[id] = Entry(id, owner)
+                entry.set_reference(ref, (), lent=True)
+            return entry
+
+
 def _give_back(store: Store, id: str, owner: str) -> None:
     """A finalizer: it runs anywhere, also where locks are held."""
     later(lambda: peer(owner).notify("give_back", id, store.process), store)
@@ -505,7 +539,6 @@ _finalized: queue.SimpleQueue[tuple[Callable[[], None], Store] | None] = queue.S
 def later(do: Callable[[], None], store: Store) -> None:
     """Has the sweeper do it, unless the session has ended by then. Finalizers call it."""
     _finalized.put((do, store))
-
 
 
 
@@ -548,15 +581,16 @@ _sweeper = _Sweeper()
 def when_fetched(future: Any, do: Callable[[Any], None]) -> None:
     """Calls do(future) when a call is over and its large answers, which stay with their worker until they are asked for, are here: from the
     thread that reads completions, which must not wait for them."""
+    future._when_fetched(do)
 
-    def done(over: Any) -> None:
-        left = next((p for p in over._pulls() if not p._done), None)
-        if left is None:
-            do(over)
-        else:
-            left.when_done(lambda: done(over))
 
-    future.add_done_callback(done)
+def set_results(entries: list[Entry], kind: int, answer: list[Any], future: Any) -> None:
+    """Gives the objects of a call the values of its answer."""
+    if kind == SEVERAL:
+        for entry, frame in zip(entries, answer, strict=False):
+            entry.set(VALUE, frame)
+    else:
+        entries[0].set_result(answer, next(iter(future._kept.values()), None) if future._kept else None)
 
 
 class Peer:
@@ -667,8 +701,8 @@ def forget_peers() -> None:
         _peers.clear()
 
 
-def start_fetch(entry: Entry) -> None:
-    """Begins to fetch an object of another process; once."""
+def start_fetch(entry: Entry, again: bool = False) -> None:
+    """Begins to fetch an object of another process; once. again: the worker that had it has ended."""
     if entry._done or entry.fetching or entry.call is not None:
         return
     state = _state.current()
@@ -679,13 +713,12 @@ def start_fetch(entry: Entry) -> None:
     def done(value: Any, error: BaseException | None) -> None:
         if error is not None:
             entry.set_error(exceptions.OwnerDiedError(entry.id, entry.owner))
+        elif value[0] in (SHARED, LENT):
+            entry.set_reference(value[1], (), lent=value[0] == LENT)
         else:
-            if value[0] == SHARED:
-                entry.set_reference(value[1], ())
-            else:
-                entry.set(value[0], value[1])
+            entry.set(value[0], value[1])
 
-    peer(entry.owner).ask("fetch", (entry.id,), done)
+    peer(entry.owner).ask("fetch", (entry.id, again), done)
 
 
 def ref_of_wire(wire: list[Any]) -> ObjectRef:
@@ -837,12 +870,13 @@ class _Count:
         self._waiters: list[Any] = []
         self._left = count
         self._lock = threading.Lock()
-        self._withdraw = [entry.on_done(self._one) for entry in entries]
+        self._notices = [entry.on_done(self._one) for entry in entries]
 
     def close(self) -> None:
         """The entries are no longer waited for."""
-        for withdraw in self._withdraw:
-            withdraw()
+        for notice in self._notices:
+            notice.withdraw()
+        self._notices = []
 
     def _one(self) -> None:
         with self._lock:

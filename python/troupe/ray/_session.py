@@ -62,8 +62,8 @@ class DriverService:
     def __init__(self, store: _objects.Store) -> None:
         self._store = store
 
-    async def fetch(self, id: str) -> Any:
-        found = _host.fetch(self._store, id)
+    async def fetch(self, id: str, again: bool) -> Any:
+        found = _host.fetch(self._store, id, again)
         if isinstance(found, concurrent.futures.Future):
             import asyncio
 

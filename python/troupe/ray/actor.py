@@ -16,7 +16,7 @@ import cloudpickle
 from .. import _core, _errors
 from . import _context, _host, _objects, _options, _serialize, _state, exceptions
 from ._ids import ActorID
-from ._objects import ERROR, PENDING, VALUE, Entry, ObjectRef
+from ._objects import ERROR, LENT, PENDING, Entry, ObjectRef
 
 _BUILTIN = ("__init__", "__ray_ready__", "__ray_call__", "__ray_terminate__")
 
@@ -227,9 +227,12 @@ def dependencies(refs: list[ObjectRef]) -> list[Any]:
 
 def _dependency(ref: ObjectRef) -> list[Any]:
     entry = ref._entry
-    if not entry._done or entry.share() is not None:
-        return [PENDING, ref._wire_with_value()]
-    return [entry.kind, entry.body]
+    if not entry._done:
+        return [PENDING, ref._wire()]
+    found, kept = entry.lend()
+    if found is None:
+        return [entry.kind, entry.body]
+    return [PENDING if kept else LENT, [*ref._wire(), found]]
 
 
 def check_arguments(signature: Any, title: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -736,7 +739,7 @@ class Client:
     def _answered(self, call: Pending, future: Any) -> None:
         state = _state.current()
         try:
-            kind, frames = future._get()
+            kind, answer = future._get()
         except _errors.Error as err:
             self._lost(call, err)
             return
@@ -744,13 +747,12 @@ class Client:
             call.fail_with(exceptions.RaySystemError(str(err)))
             return
         if kind == ERROR:
-            if call.retries and _options.is_retried(frames[0], call.retried):
+            if call.retries and _options.is_retried(answer, call.retried):
                 self._retry(call)
                 return
-            call.fail(frames[0])
+            call.fail(answer)
         else:
-            for entry, frame in zip(call.entries, frames, strict=False):
-                entry.set(VALUE, frame)
+            _objects.set_results(call.entries, kind, answer, future)
         if state is not None:
             state.store.linger(call.contents)
         call.contents, call.refs, call.hold = None, [], None

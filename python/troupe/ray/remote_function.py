@@ -15,7 +15,7 @@ import cloudpickle
 
 from .. import _errors
 from . import _context, _objects, _options, _state, exceptions
-from ._objects import ERROR, VALUE, Entry, ObjectRef
+from ._objects import ERROR, Entry, ObjectRef
 from .actor import check_arguments, dependencies, split_arguments
 
 _MOST_REQUESTS = 64  # leases of one kind that a process asks for at once
@@ -261,22 +261,21 @@ class Submitter:
 
     def _answered(self, task: Task, lease: str, found: dict[str, Any], handle: Any, future: Any) -> None:
         try:
-            kind, frames = future._get()
+            kind, answer = future._get()
         except _errors.Error as err:
             self._lost(task, lease, err)
             return
         task.worker = None
-        if kind == ERROR and task.retries > 0 and not task.cancelled and _options.is_retried(frames[0], task.retried):
+        if kind == ERROR and task.retries > 0 and not task.cancelled and _options.is_retried(answer, task.retried):
             task.retries -= 1
             with self._lock:
                 self._ready.setdefault(task.shape, deque()).appendleft(task)
             self._run_next(task, lease, found, handle, None)
             return
         if kind == ERROR:
-            task.fail(frames[0])
+            task.fail(answer)
         else:
-            for entry, frame in zip(task.entries, frames, strict=False):
-                entry.set(VALUE, frame)
+            _objects.set_results(task.entries, kind, answer, future)
         self.state.store.linger(task.contents)
         task.contents, task.refs, task.frame = None, [], []
         if task.once:
