@@ -13,7 +13,7 @@ import (
 
 const (
 	nodeLimit      = 20 * time.Second // for the first node to join
-	attachPatience = 30 * time.Second // for a driver to be found by a head that has just begun
+	attachPatience = 30 * time.Second // for a role to be found
 	endPatience    = 8 * time.Second  // for the processes of a job to end before its driver is told
 )
 
@@ -51,7 +51,7 @@ func (s *service) registerJob(c *call) error {
 		}
 		s.store.dirty(jobKey(j.id), metaKey)
 		s.processes[spec.Process] = j.id
-		s.watchDriver(j, 0)
+		s.watchDriver(j)
 	}
 	s.background(func() {
 		err := s.awaitNode()
@@ -84,13 +84,13 @@ func (s *service) awaitNode() error {
 	})
 }
 
-// watchDriver ends the job of a driver that goes without a word. patience is how long the driver may be absent at first.
-func (s *service) watchDriver(j *job, patience time.Duration) {
+// watchDriver ends the job of a driver that goes without a word.
+func (s *service) watchDriver(j *job) {
 	ctx, cancel := context.WithCancel(s.ctx)
 	j.unwatch = cancel
 	s.background(func() {
 		defer cancel()
-		cl, err := s.attach(ctx, j.spec.Process, patience)
+		cl, err := s.attach(ctx, j.spec.Process)
 		if err == nil {
 			_, _, _, err = cl.Deaths(ctx, 0)
 			closing, done := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
@@ -104,16 +104,16 @@ func (s *service) watchDriver(j *job, patience time.Duration) {
 	})
 }
 
-// attach finds a role, which may be absent for a while.
-func (s *service) attach(ctx context.Context, name string, patience time.Duration) (cl *roles.Cluster, err error) {
-	limit, cancel := context.WithTimeout(ctx, max(patience, endTimeout))
+// attach finds a role. A server that does not answer in time is asked again.
+func (s *service) attach(ctx context.Context, name string) (cl *roles.Cluster, err error) {
+	limit, cancel := context.WithTimeout(ctx, attachPatience)
 	defer cancel()
 	err = bus.Retry(limit, bus.Backoff{}, func() error {
 		cl, err = s.rt.Attach(limit, name)
-		if errors.Is(err, bus.ErrUnavailable) || patience > 0 && errors.Is(err, bus.ErrRefused) {
-			return err
+		if errors.Is(err, bus.ErrNotFound) {
+			return bus.Permanent(err)
 		}
-		return bus.Permanent(err)
+		return err
 	})
 	return cl, err
 }

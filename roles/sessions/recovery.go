@@ -98,7 +98,7 @@ func (s *service) restoreJob(id string, rec jobRecord) {
 	s.jobs[id] = j
 	if !j.ended {
 		s.processes[j.spec.Process] = id
-		s.watchDriver(j, attachPatience)
+		s.watchDriver(j)
 	}
 }
 
@@ -129,7 +129,7 @@ func (s *service) restoreActor(id string, rec actorRecord) {
 
 // adopt attaches to the process of an actor. One that was not known to be constructed is asked.
 func (s *service) adopt(a *actor, role string, alive bool) {
-	cl, err := s.attach(s.ctx, role, attachPatience)
+	cl, err := s.attach(s.ctx, role)
 	if err != nil {
 		if s.ctx.Err() == nil {
 			s.do(func() {
@@ -270,7 +270,7 @@ func (s *service) claim(l claimedLease) {
 	s.sched.Restore(l.ID, l.Demand, l.NodeID, l.Group, l.Bundle, l.Devices)
 	s.claimed()
 	s.background(func() {
-		cl, err := s.attach(s.ctx, l.Role, attachPatience)
+		cl, err := s.attach(s.ctx, l.Role)
 		if err == nil {
 			s.do(func() {
 				if w.cluster = cl; w.dead {
