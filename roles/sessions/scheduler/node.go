@@ -35,16 +35,9 @@ func NodeID(name string) string {
 }
 
 func newNode(info NodeInfo, order int) *node {
-	units, devices := unitsOf(info.Total), shares{}
-	for _, name := range deviceNames {
-		if whole := int(units[name] / Unit); whole > 0 {
-			devices[name] = map[int]int64{}
-			for i := range whole {
-				devices[name][i] = Unit
-			}
-		}
-	}
-	n := &node{room: newRoom(units, devices), id: NodeID(info.Name), name: info.Name, address: info.Address, alive: true, order: order, labels: map[string]string{}}
+	units := unitsOf(info.Total)
+	n := &node{room: newRoom(units, shares{}), id: NodeID(info.Name), name: info.Name, address: info.Address, alive: true, order: order, labels: map[string]string{}}
+	n.addDevices()
 	n.labels[NodeIDLabel] = n.id
 	maps.Copy(n.labels, info.Labels)
 	return n
@@ -55,6 +48,27 @@ func (n *node) resize(total amounts) {
 	for name, amount := range total {
 		n.free[name] += amount - n.total[name]
 		n.total[name] = amount
+	}
+	n.addDevices()
+}
+
+// addDevices gives each whole unit of a resource of devices an index; those beyond the total go when they are free.
+func (n *node) addDevices() {
+	for _, name := range deviceNames {
+		whole := int(n.total[name] / Unit)
+		if whole > 0 && n.devices[name] == nil {
+			n.devices[name] = map[int]int64{}
+		}
+		for i := range whole {
+			if _, there := n.devices[name][i]; !there {
+				n.devices[name][i] = Unit
+			}
+		}
+		for i, free := range n.devices[name] {
+			if i >= whole && free == Unit {
+				delete(n.devices[name], i)
+			}
+		}
 	}
 }
 

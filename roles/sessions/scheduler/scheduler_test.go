@@ -95,6 +95,17 @@ func TestDevicesHaveIndices(t *testing.T) {
 	require.Equal(t, []string{"0", "1"}, d.Granted[0].Devices["GPU"])
 }
 
+func TestTotalsOfANodeChange(t *testing.T) {
+	s := with(node("a", demand{"CPU": 1}))
+	require.Empty(t, s.Request("one", demand{"GPU": 1}, scheduler.Strategy{}).Granted)
+	d := s.SetNodes([]scheduler.NodeInfo{node("a", demand{"CPU": 1, "GPU": 2})})
+	require.Equal(t, []string{"0"}, d.Granted[0].Devices["GPU"])
+	require.Equal(t, []string{"1"}, s.Request("two", demand{"GPU": 1}, scheduler.Strategy{}).Granted[0].Devices["GPU"])
+	s.Release("two")
+	s.SetNodes([]scheduler.NodeInfo{node("a", demand{"CPU": 1, "GPU": 1})})
+	require.Empty(t, s.Request("three", demand{"GPU": 1}, scheduler.Strategy{}).Granted, "a device that is gone is not granted")
+}
+
 func TestSuspendedRequestsLendTheirCPUs(t *testing.T) {
 	s := with(node("a", demand{"CPU": 1}))
 	s.Request("parent", demand{"CPU": 1}, scheduler.Strategy{})
