@@ -19,6 +19,8 @@ import (
 const (
 	processStart = 60 * time.Second // until a process answers
 	destroyLimit = 60 * time.Second
+	exitLimit    = 2 * time.Second // for a process to exit by itself
+	gentleLimit  = 6 * time.Second // the same with its exit functions, which have four seconds
 )
 
 // createProcess starts a process for an actor or for tasks, on the node of the allocation. assigned is what the process is told of
@@ -89,11 +91,25 @@ func orNil(r wire.Raw) wire.Raw {
 func (s *service) destroy(cl *roles.Cluster, gentle bool) {
 	ctx, cancel := context.WithTimeout(s.ctx, destroyLimit)
 	defer cancel()
-	if w, err := cl.Worker(0); err == nil {
-		_, _ = w.Go(ctx, dispatch.Call{Method: "exit", Args: []any{gentle}}) // the call ends with the process
-	}
+	s.askToExit(ctx, cl, gentle)
 	if err := cl.Destroy(ctx); err != nil && s.ctx.Err() == nil {
 		s.log.Warn("sessions: a process may still run", "role", cl.Name(), "error", err)
+	}
+}
+
+// askToExit has a process exit by itself, and waits for that: a worker that is told to stop takes no more calls.
+func (s *service) askToExit(ctx context.Context, cl *roles.Cluster, gentle bool) {
+	w, err := cl.Worker(0)
+	if err != nil {
+		return
+	}
+	limit := exitLimit
+	if gentle {
+		limit = gentleLimit
+	}
+	f, err := w.Go(ctx, dispatch.Call{Method: "exit", Args: []any{gentle}, Timeout: limit})
+	if err == nil {
+		<-f.Done() // with the process, or after the limit
 	}
 }
 
