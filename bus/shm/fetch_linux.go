@@ -51,9 +51,10 @@ type Fetch struct {
 	ended     bool
 }
 
-// Join finds the process of the host that fetches the body of that name. It calls done once, from another goroutine: with a Fetch, if it is
-// this process; with the body, attached by the reader, if another process has fetched it; or with neither: then this process must
-// take the body another way. waits, if set, is called before, when another process is found to fetch the body. Both must not block.
+// Join finds the process of the host that fetches the body of that name. It calls done once, before it returns or later from another
+// goroutine: with a Fetch, if it is this process; with the body, attached by the reader, if another process has fetched it; or with
+// neither: then this process must take the body another way. waits, if set, is called before, when another process is found to fetch the
+// body. Both must not block.
 func (a *Arena) Join(r *Reader, name string, n int64, waits func(), done func(f *Fetch, body []byte)) {
 	j := &join{arena: a, reader: r, path: a.dir.file(name) + fetchSuffix, length: n, waits: waits, done: done}
 	if !validID(name) || n < LeastFetch {

@@ -157,5 +157,10 @@ def test_placement_groups_are_held_together_or_not_at_all(session):
     assert not second[0].wait(0.1) and not second[1].wait(0)
     remove(first[1])
     assert all(g.wait(20) for g in second)
+    third = gang()
+    remove(third[0])
+    assert not third[1].wait(0.1)
     for g in second:
         remove(g)
+    assert third[1].wait(20), "it does not wait for one that was removed"
+    remove(third[1])

@@ -321,9 +321,10 @@ class Placement:
         gang = [group]
         if group.gang and group.state == "PENDING":
             name, size = group.gang
-            gang = [g for g in self.groups.values() if g.gang and g.gang[0] == name and g.state == "PENDING"]
-            if len(gang) < size:
+            members = [g for g in self.groups.values() if g.gang and g.gang[0] == name]
+            if len(members) < size:
                 return  # the others have not been asked for yet
+            gang = [g for g in members if g.state == "PENDING"]  # the others were removed
         for i, one in enumerate(gang):
             if not self._hold(one):
                 for held in gang[:i]:
