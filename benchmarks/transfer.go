@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"hash/crc32"
 	"runtime"
-	"slices"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -101,11 +100,11 @@ func compareTransfers(ctx context.Context, cfg TransferConfig, ours, floor func(
 			took[0], took[1], ratios = append(took[0], pair[0]), append(took[1], pair[1]), append(ratios, pair[1]/pair[0])
 		}
 	}
-	rate := func(seconds []float64) float64 { return float64(cfg.Bytes) / 1e6 / middle(seconds) }
-	perGiB := func(seconds []float64) float64 { return middle(seconds) * (1 << 30) / float64(cfg.Bytes) }
+	rate := func(seconds []float64) float64 { return float64(cfg.Bytes) / 1e6 / median(seconds) }
+	perGiB := func(seconds []float64) float64 { return median(seconds) * (1 << 30) / float64(cfg.Bytes) }
 	return TransferResult{
 		CPU: perGiB(cpu[0]), FloorCPU: perGiB(cpu[1]),
-		Bytes: cfg.Bytes, Transfers: len(ratios), MBps: rate(took[0]), FloorMBps: rate(took[1]), Ratio: middle(ratios),
+		Bytes: cfg.Bytes, Transfers: len(ratios), MBps: rate(took[0]), FloorMBps: rate(took[1]), Ratio: median(ratios),
 		Version: cfg.Version, CPUs: runtime.NumCPU(), At: time.Now().UTC(),
 	}, nil
 }
@@ -117,11 +116,6 @@ func cpuSeconds() float64 {
 		return 0
 	}
 	return time.Duration(use.Utime.Nano() + use.Stime.Nano()).Seconds()
-}
-
-func middle(all []float64) float64 {
-	slices.Sort(all)
-	return all[len(all)/2]
 }
 
 // oneBuffer is a bus.Memory that has the same pages for each body, as workers' memory does.
