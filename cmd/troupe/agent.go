@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"troupe/bus"
+	"troupe/cmd/troupe/cli"
 	"troupe/cmd/troupe/doctor"
 	"troupe/gpu"
 	"troupe/nodes"
@@ -48,7 +49,7 @@ type agentSpec struct {
 	// Own agent always ends then: nothing else would end it.
 	ExitWhenLost bool `json:"exit_when_lost,omitempty"`
 
-	Logging loggingFlags `json:"logging,omitzero"`
+	Logging cli.LoggingFlags `json:"logging,omitzero"`
 }
 
 // workerProgram is the command of workers without a command of their own. Tests replace it.
@@ -58,7 +59,7 @@ var workerProgram = func() ([]string, error) {
 }
 
 // newAgent is the command that a head runs for its own machine. Users run join.
-func newAgent(c *cli) *cobra.Command {
+func newAgent(c command) *cobra.Command {
 	return &cobra.Command{
 		Use:    "agent SPEC",
 		Short:  "Run the agent of a head's own machine",
@@ -67,9 +68,9 @@ func newAgent(c *cli) *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var spec agentSpec
 			if err := json.Unmarshal([]byte(args[0]), &spec); err != nil {
-				return usagef("the agent's spec: %w", err)
+				return cli.Usagef("the agent's spec: %w", err)
 			}
-			if _, err := c.setLogging(spec.Logging); err != nil {
+			if _, err := c.SetLogging(spec.Logging); err != nil {
 				return err
 			}
 			return c.agent(cmd.Context(), spec, func() {})
@@ -80,12 +81,12 @@ func newAgent(c *cli) *cobra.Command {
 // agent runs an agent until ctx ends, the head ends the run, or, with Own or ExitWhenLost, the head has been gone for longer
 // than Grace; none of these is an error. Any other agent ends its workers then, and joins again when the head is back.
 // readyFunc is called each time the nodes are registered.
-func (c *cli) agent(ctx context.Context, spec agentSpec, readyFunc func()) error {
-	c.unread = nil // an agent runs on when its output is closed
+func (c command) agent(ctx context.Context, spec agentSpec, readyFunc func()) error {
+	c.Unread = nil // an agent runs on when its output is closed
 	claims := filepath.Join(spec.Dir, "sim")
 	inventories, err := openDevices(spec.GPUs, spec.Name, claims)
 	if err != nil {
-		return usagef("--gpus: %w", err)
+		return cli.Usagef("--gpus: %w", err)
 	}
 	defer closeDevices(inventories)
 	ends := spec.Own || spec.ExitWhenLost
@@ -95,16 +96,16 @@ func (c *cli) agent(ctx context.Context, spec agentSpec, readyFunc func()) error
 			return err
 		}
 		if ends {
-			c.warnf("troupe: %v\n", err)
+			c.Warnf("troupe: %v\n", err)
 			return nil
 		}
-		c.warnf("troupe: %v; it joins again when the head is back\n", err)
+		c.Warnf("troupe: %v; it joins again when the head is back\n", err)
 	}
 }
 
 // agentOnce runs an agent until its head is gone, which is errHeadGone. again: a head was there before.
-func (c *cli) agentOnce(ctx context.Context, spec agentSpec, inventories []gpu.Inventory, again bool, readyFunc func()) error {
-	log := c.logger(slog.LevelWarn)
+func (c command) agentOnce(ctx context.Context, spec agentSpec, inventories []gpu.Inventory, again bool, readyFunc func()) error {
+	log := c.Logger(slog.LevelWarn)
 	b, err := c.joinBus(ctx, spec, again, log)
 	if err != nil {
 		return err
@@ -120,7 +121,7 @@ func (c *cli) agentOnce(ctx context.Context, spec agentSpec, inventories []gpu.I
 	}
 	cfg := nodes.AgentConfig{
 		Bus: b, Dir: spec.Dir, LogDir: spec.LogDir, Host: spec.Host, Access: spec.Access, Program: program, OwnProcess: true,
-		SimClaims: claims, ReadyFunc: readyFunc, Logger: log, Version: version,
+		SimClaims: claims, ReadyFunc: readyFunc, Logger: log, Version: cli.Version,
 	}
 	exitedCh := make(chan nodes.WorkerID, exitsWaiting)
 	cfg.ExitFunc = func(id nodes.WorkerID) {
@@ -137,7 +138,7 @@ func (c *cli) agentOnce(ctx context.Context, spec agentSpec, inventories []gpu.I
 	if err != nil {
 		return err
 	}
-	log.Info("troupe: the agent is connected", "url", bus.Redact(spec.Access.URLs...), "name", spec.Name, "version", version)
+	log.Info("troupe: the agent is connected", "url", bus.Redact(spec.Access.URLs...), "name", spec.Name, "version", cli.Version)
 	run, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer c.watchHead(run, b, spec, cancel)()
@@ -150,10 +151,10 @@ func (c *cli) agentOnce(ctx context.Context, spec agentSpec, inventories []gpu.I
 		case errors.Is(cause, errHeadGone):
 			return cause
 		case errors.As(cause, &over) && over.code != 0:
-			c.warnf("troupe: %v\n", cause)
+			c.Warnf("troupe: %v\n", cause)
 			return over
 		}
-		c.warnf("troupe: %v\n", cause)
+		c.Warnf("troupe: %v\n", cause)
 	}
 	return err
 }
@@ -171,7 +172,7 @@ func awaitHead(ctx context.Context, b *bus.Bus) bool {
 
 // joinBus connects, and waits for a head that is not there yet: for spec.Wait, or without a limit for a head that was there
 // before.
-func (c *cli) joinBus(ctx context.Context, spec agentSpec, again bool, log *slog.Logger) (b *bus.Bus, err error) {
+func (c command) joinBus(ctx context.Context, spec agentSpec, again bool, log *slog.Logger) (b *bus.Bus, err error) {
 	cfg := bus.Config{
 		Name: "troupe-agent-" + spec.Name, URLs: spec.Access.URLs, TokenFile: spec.Access.TokenFile, CredsFile: spec.Access.CredsFile,
 		TLS: bus.TLSConfig{CAFile: spec.Access.CAFile, Fingerprint: spec.Access.Fingerprint}, Logger: log,
@@ -189,7 +190,7 @@ func (c *cli) joinBus(ctx context.Context, spec agentSpec, again bool, log *slog
 		}
 		if !again && spec.Wait > 0 && time.Since(reported) > waitReport {
 			reported = time.Now()
-			c.warnf("troupe: no head yet; waiting: %v\n", err)
+			c.Warnf("troupe: no head yet; waiting: %v\n", err)
 		}
 		return err
 	})
@@ -197,23 +198,23 @@ func (c *cli) joinBus(ctx context.Context, spec agentSpec, again bool, log *slog
 	case err != nil && ctx.Err() != nil:
 		return nil, ctx.Err()
 	case errors.Is(err, bus.ErrUnavailable):
-		return nil, &tryLaterError{bus.Errorf(bus.CodeUnavailable, "%w; gave up after %v (--wait)", err, spec.Wait)}
+		return nil, cli.TryLater(bus.Errorf(bus.CodeUnavailable, "%w; gave up after %v (--wait)", err, spec.Wait))
 	}
-	return b, needsAccess(cfg, err, "--token-file FILE or --creds FILE")
+	return b, cli.NeedsAccess(cfg, err, "--token-file FILE or --creds FILE")
 }
 
 // errHeadGone ends an agent without a signal, as runOver does.
 var errHeadGone = errors.New("the head has been gone for longer than --grace; the agent has ended its workers")
 
 // watchHead calls end when the head has been gone for longer than Grace, or ends the run.
-func (c *cli) watchHead(ctx context.Context, b *bus.Bus, spec agentSpec, end context.CancelCauseFunc) (stop func()) {
+func (c command) watchHead(ctx context.Context, b *bus.Bus, spec agentSpec, end context.CancelCauseFunc) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	doneCh := make(chan struct{})
 	var sub *bus.Subscription
 	if !spec.Own {
 		var err error
 		if sub, err = b.Subscribe(bus.NodesEnd(), func(m *bus.Msg) { end(parseOver(m.Data)) }); err != nil {
-			c.warnf("troupe: this agent cannot learn the end of the run: %v\n", err)
+			c.Warnf("troupe: this agent cannot learn the end of the run: %v\n", err)
 		}
 	}
 	go func() {
@@ -273,9 +274,9 @@ func (w *headWatch) look(ctx context.Context, b *bus.Bus) {
 }
 
 // warnOldHead says that a head is older than this agent.
-func (c *cli) warnOldHead(head string) {
-	if doctor.OlderVersion(head, version) {
-		c.warnf("troupe: the head is of version %s, and this agent of version %s: upgrade the head first (docs/operations.md); requests that the head does not know are refused\n", head, version)
+func (c command) warnOldHead(head string) {
+	if doctor.OlderVersion(head, cli.Version) {
+		c.Warnf("troupe: the head is of version %s, and this agent of version %s: upgrade the head first (docs/operations.md); requests that the head does not know are refused\n", head, cli.Version)
 	}
 }
 
@@ -290,7 +291,7 @@ func (s agentSpec) sameAs(other agentSpec) bool {
 func (s agentSpec) names() ([]string, error) {
 	n, err := countNodes(s.GPUs)
 	if err != nil {
-		return nil, usagef("--gpus: %w", err)
+		return nil, cli.Usagef("--gpus: %w", err)
 	}
 	var names []string
 	for i := range n {

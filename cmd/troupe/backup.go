@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"troupe/bus"
+	"troupe/cmd/troupe/cli"
 	"troupe/gpu"
 	"troupe/nodes"
 	"troupe/placement"
@@ -59,7 +60,7 @@ type backupFlags struct {
 	logs, secrets bool
 }
 
-func newBackup(c *cli) *cobra.Command {
+func newBackup(c command) *cobra.Command {
 	var f backupFlags
 	cmd := &cobra.Command{
 		Use:   "backup",
@@ -73,7 +74,7 @@ is then as secret as they are. With --store it reads the store of a head that do
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if f.output == "" {
-				return usagef("give -o FILE")
+				return cli.Usagef("give -o FILE")
 			}
 			return c.backup(cmd.Context(), f)
 		},
@@ -82,35 +83,35 @@ is then as secret as they are. With --store it reads the store of a head that do
 	cmd.Flags().StringVar(&f.store, "store", "", "store of a head that does not run (default the head that runs)")
 	cmd.Flags().BoolVar(&f.logs, "logs", false, "also the stored output of workers")
 	cmd.Flags().BoolVar(&f.secrets, "secrets", false, "also token, certificate and port")
-	c.serverFlags(cmd)
-	c.jsonFlag(cmd, "print the manifest as one JSON object")
+	c.ServerFlags(cmd)
+	c.JSONFlag(cmd, "print the manifest as one JSON object")
 	return cmd
 }
 
-func (c *cli) backup(ctx context.Context, f backupFlags) error {
+func (c command) backup(ctx context.Context, f backupFlags) error {
 	if f.store != "" {
 		return c.withStore(ctx, f.store, func(b *bus.Bus) error { return c.writeBackup(ctx, b, f, f.store) })
 	}
-	return c.withBus(ctx, func(b *bus.Bus, s server) error {
+	return c.WithBus(ctx, func(b *bus.Bus, s cli.Server) error {
 		store := ""
-		if s.head != nil && s.head.TokenFile != "" {
-			store = filepath.Dir(s.head.TokenFile)
+		if s.Head != nil && s.Head.TokenFile != "" {
+			store = filepath.Dir(s.Head.TokenFile)
 		}
 		if f.secrets && store == "" {
-			return usagef("--secrets: they are in the store of the head, which is not on this machine; run it there")
+			return cli.Usagef("--secrets: they are in the store of the head, which is not on this machine; run it there")
 		}
 		return c.writeBackup(ctx, b, f, store)
 	})
 }
 
 // withStore opens the store of a head that does not run.
-func (c *cli) withStore(ctx context.Context, dir string, do func(*bus.Bus) error) (err error) {
+func (c command) withStore(ctx context.Context, dir string, do func(*bus.Bus) error) (err error) {
 	store, err := filepath.Abs(dir)
 	if err != nil {
 		return err
 	}
 	if _, err := os.Stat(store); err != nil {
-		return usagef("--store: %w", err)
+		return cli.Usagef("--store: %w", err)
 	}
 	unlock, err := lockStore(store)
 	if err != nil {
@@ -126,7 +127,7 @@ func (c *cli) withStore(ctx context.Context, dir string, do func(*bus.Bus) error
 }
 
 // writeBackup writes to a temporary file and renames it, so that the file is whole or absent.
-func (c *cli) writeBackup(ctx context.Context, b *bus.Bus, f backupFlags, store string) (err error) {
+func (c command) writeBackup(ctx context.Context, b *bus.Bus, f backupFlags, store string) (err error) {
 	tmp, err := os.CreateTemp(filepath.Dir(f.output), ".troupe-backup-") // its mode is 0600
 	if err != nil {
 		return err
@@ -136,7 +137,7 @@ func (c *cli) writeBackup(ctx context.Context, b *bus.Bus, f backupFlags, store 
 			err = errors.Join(err, tmp.Close(), os.Remove(tmp.Name()))
 		}
 	}()
-	manifest := backupManifest{Format: backupFormat, Version: version, At: time.Now().UTC(), URL: b.URL(), Streams: []backupStream{}}
+	manifest := backupManifest{Format: backupFormat, Version: cli.Version, At: time.Now().UTC(), URL: b.URL(), Streams: []backupStream{}}
 	pack := tar.NewWriter(tmp)
 	names, err := backupStreams(ctx, b, f.logs)
 	if err != nil {
@@ -167,14 +168,14 @@ func (c *cli) writeBackup(ctx context.Context, b *bus.Bus, f backupFlags, store 
 	if err := errors.Join(tmp.Close(), os.Rename(tmp.Name(), f.output)); err != nil {
 		return err
 	}
-	if c.json {
-		return c.printJSON(manifest)
+	if c.JSON {
+		return c.PrintJSON(manifest)
 	}
 	var bytes int64
 	for _, s := range manifest.Streams {
 		bytes += s.Bytes
 	}
-	c.printf("%s has %s, %s\n", f.output, counted(len(manifest.Streams), "stream"), gpu.Bytes(bytes)) //nolint:gosec // a size
+	c.Printf("%s has %s, %s\n", f.output, cli.Counted(len(manifest.Streams), "stream"), gpu.Bytes(bytes)) //nolint:gosec // a size
 	return nil
 }
 
@@ -257,7 +258,7 @@ type restoreFlags struct {
 	dry          bool
 }
 
-func newRestore(c *cli) *cobra.Command {
+func newRestore(c command) *cobra.Command {
 	var f restoreFlags
 	cmd := &cobra.Command{
 		Use:   "restore FILE",
@@ -272,7 +273,7 @@ nodes that will not come back.`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(f.nats) > 0 && f.store != "" {
-				return usagef("--nats and --store exclude each other")
+				return cli.Usagef("--nats and --store exclude each other")
 			}
 			return c.restore(cmd.Context(), args[0], f)
 		},
@@ -282,11 +283,11 @@ nodes that will not come back.`,
 	cmd.Flags().StringVar(&f.creds, "creds", "", "credentials file for --nats (default $TROUPE_CREDS)")
 	cmd.Flags().BoolVar(&f.force, "force", false, "delete streams that are there already")
 	cmd.Flags().BoolVar(&f.dry, "check", false, "check the file and restore nothing")
-	c.jsonFlag(cmd, "print the manifest as one JSON object")
+	c.JSONFlag(cmd, "print the manifest as one JSON object")
 	return cmd
 }
 
-func (c *cli) restore(ctx context.Context, path string, f restoreFlags) error {
+func (c command) restore(ctx context.Context, path string, f restoreFlags) error {
 	manifest, err := checkBackup(path)
 	if err != nil {
 		return err
@@ -296,14 +297,14 @@ func (c *cli) restore(ctx context.Context, path string, f restoreFlags) error {
 			return err
 		}
 	}
-	if c.json {
-		return c.printJSON(manifest)
+	if c.JSON {
+		return c.PrintJSON(manifest)
 	}
 	done := "is restored; start the head, and see troupe ledger"
 	if f.dry {
 		done = "is whole"
 	}
-	c.printf("the backup of %s with %s %s\n", manifest.At.Format(time.DateTime), counted(len(manifest.Streams), "stream"), done)
+	c.Printf("the backup of %s with %s %s\n", manifest.At.Format(time.DateTime), cli.Counted(len(manifest.Streams), "stream"), done)
 	return nil
 }
 
@@ -361,15 +362,15 @@ func eachEntry(path string, do func(*tar.Header, io.Reader) error) error {
 	}
 }
 
-func (c *cli) restoreInto(ctx context.Context, path string, manifest backupManifest, f restoreFlags) error {
+func (c command) restoreInto(ctx context.Context, path string, manifest backupManifest, f restoreFlags) error {
 	if len(f.nats) > 0 {
 		creds, err := c.credsFile(f.creds)
 		if err != nil {
 			return err
 		}
-		cfg := bus.Config{Name: "troupe-restore", URLs: f.nats, CredsFile: creds, TLS: bus.TLSConfig{Fingerprint: c.env("TROUPE_FINGERPRINT")}}
+		cfg := bus.Config{Name: "troupe-restore", URLs: f.nats, CredsFile: creds, TLS: bus.TLSConfig{Fingerprint: c.Env("TROUPE_FINGERPRINT")}}
 		if creds == "" {
-			cfg.Token = c.env("TROUPE_TOKEN")
+			cfg.Token = c.Env("TROUPE_TOKEN")
 		}
 		b, err := bus.Open(ctx, cfg)
 		if err != nil {
@@ -410,7 +411,7 @@ func restoreStreams(ctx context.Context, b *bus.Bus, path string, manifest backu
 		}
 	}
 	if len(there) > 0 && !force {
-		return bus.Errorf(bus.CodeExists, "%s there already: %s; restore into an empty store, or give --force to delete them", counted(len(there), "stream"), strings.Join(there, ", "))
+		return bus.Errorf(bus.CodeExists, "%s there already: %s; restore into an empty store, or give --force to delete them", cli.Counted(len(there), "stream"), strings.Join(there, ", "))
 	}
 	for _, name := range there {
 		if err := b.DeleteStream(ctx, name); err != nil {

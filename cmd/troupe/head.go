@@ -9,7 +9,6 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/hex"
-	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -21,67 +20,8 @@ import (
 	"syscall"
 	"time"
 
-	"troupe/bus"
 	"troupe/nodes"
 )
-
-// headFile is the file by which programs on this machine find a head.
-type headFile struct{ nodes.HeadFile }
-
-func readHead(env func(string) string) (headFile, error) {
-	h, err := nodes.ReadHead(env)
-	return headFile{h}, err
-}
-
-// running reports whether a process has the head's pid.
-func (h headFile) running() bool {
-	if h.PID <= 0 {
-		return false
-	}
-	err := syscall.Kill(h.PID, 0)
-	return err == nil || errors.Is(err, syscall.EPERM)
-}
-
-// silent is the error of a head that has a file and does not answer.
-func (h headFile) silent(err error) error {
-	state := fmt.Sprintf("its process (pid %d) is gone", h.PID)
-	if h.running() {
-		state = fmt.Sprintf("its process (pid %d) may still be there: %v", h.PID, err)
-	}
-	return bus.Errorf(bus.CodeUnavailable, "the head at %s does not answer; %s; start one with `troupe up`, or name another with --url", h.URL, state).WithCause(err)
-}
-
-// announce writes the file; withdraw removes it. If another head had a file before and still runs, withdraw restores that file;
-// the file of a head that started later stays.
-func (h headFile) announce(env func(string) string) (withdraw func(), err error) {
-	path, err := nodes.HeadPath(env)
-	if err != nil {
-		return nil, err
-	}
-	before, err := readHead(env)
-	hadOne := err == nil && before.PID != h.PID
-	if err := h.write(path); err != nil {
-		return nil, err
-	}
-	return func() {
-		now, err := readHead(env)
-		switch {
-		case err != nil || now != h:
-		case hadOne && before.running():
-			_ = before.write(path) // without it, --url still reaches that head
-		default:
-			_ = os.Remove(path) // a stale file makes a connection fail, with an error that says so
-		}
-	}, nil
-}
-
-func (h headFile) write(path string) error {
-	data, err := json.Marshal(h)
-	if err != nil {
-		return err
-	}
-	return nodes.WritePrivate(path, append(data, '\n'))
-}
 
 // lockStore refuses a second head on a store: two servers would corrupt the files. The kernel releases the lock when the
 // process ends.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/cmd/troupe/cli"
 	"troupe/nodes"
 	"troupe/roles/registry"
 )
@@ -77,7 +78,7 @@ func (s *statusServer) close() {
 }
 
 func (s *statusServer) answer(m *bus.Msg) {
-	status := headStatus{PID: os.Getpid(), Since: s.since, Version: version, Refused: s.b.Refused(), Replicas: s.replicas, Clustered: s.b.Clustered(), Now: time.Now().UTC()}
+	status := headStatus{PID: os.Getpid(), Since: s.since, Version: cli.Version, Refused: s.b.Refused(), Replicas: s.replicas, Clustered: s.b.Clustered(), Now: time.Now().UTC()}
 	if usage, ours := s.b.Store(); ours {
 		status.Store = &usage
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"troupe/bus"
+	"troupe/cmd/troupe/cli"
 	"troupe/nodes"
 )
 
@@ -29,10 +30,10 @@ type joinFlags struct {
 	wait        time.Duration
 	grace       time.Duration
 	exit        bool
-	logging     loggingFlags
+	logging     cli.LoggingFlags
 }
 
-func newJoin(c *cli) *cobra.Command {
+func newJoin(c command) *cobra.Command {
 	var flags joinFlags
 	cmd := &cobra.Command{
 		Use:   "join [URL]",
@@ -55,12 +56,12 @@ Exit codes: 0 after a signal, the end of the run or, with --exit-when-lost, the 
   troupe join nats://127.0.0.1:7422 --gpus sim:2x8 --name box --labels rack=r7,kind=h200`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			url := firstSet(append(slices.Clone(args), c.url, c.env("TROUPE_URL"))...)
+			url := cmp.Or(append(slices.Clone(args), c.URL, c.Env("TROUPE_URL"))...)
 			if url == "" {
-				return usagef("give the URL of the head, as an argument, with TROUPE_URL or in troupe.yaml")
+				return cli.Usagef("give the URL of the head, as an argument, with TROUPE_URL or in troupe.yaml")
 			}
 			var err error
-			if flags.logging, err = c.setLogging(flags.logging); err != nil {
+			if flags.logging, err = c.SetLogging(flags.logging); err != nil {
 				return err
 			}
 			spec, err := c.joinSpec(url, flags, cmd.InOrStdin())
@@ -77,9 +78,9 @@ Exit codes: 0 after a signal, the end of the run or, with --exit-when-lost, the 
 	}
 	flags.node.add(cmd)
 	flags.add(cmd)
-	flags.logging.add(cmd)
-	cmd.Flags().StringVar(&c.url, "url", "", "the head, instead of the argument (default $TROUPE_URL)")
-	c.jsonFlag(cmd, "say on one line of JSON which nodes have joined, once they have")
+	flags.logging.Add(cmd)
+	cmd.Flags().StringVar(&c.URL, "url", "", "the head, instead of the argument (default $TROUPE_URL)")
+	c.JSONFlag(cmd, "say on one line of JSON which nodes have joined, once they have")
 	return cmd
 }
 
@@ -98,7 +99,7 @@ func (f *joinFlags) graceFlag(cmd *cobra.Command) {
 }
 
 // joinSpec makes the spec from flags and environment. It writes a token that is in no file yet to one.
-func (c *cli) joinSpec(url string, f joinFlags, stdin io.Reader) (agentSpec, error) {
+func (c command) joinSpec(url string, f joinFlags, stdin io.Reader) (agentSpec, error) {
 	spec := agentSpec{GPUs: f.node.gpus, Name: cmp.Or(f.node.name, nodes.HostName()), Wait: f.wait, Grace: f.grace, ExitWhenLost: f.exit, Logging: f.logging}
 	var err error
 	if spec.Labels, err = f.node.parseLabels(); err != nil {
@@ -108,19 +109,19 @@ func (c *cli) joinSpec(url string, f joinFlags, stdin io.Reader) (agentSpec, err
 		return spec, err
 	}
 	if err := bus.CheckName("node", spec.Name); err != nil {
-		return spec, &usageError{err}
+		return spec, cli.Usagef("%w", err)
 	}
 	if _, err := spec.names(); err != nil {
 		return spec, err
 	}
 	spec.Access.URLs = strings.Split(url, ",")
 	for _, u := range spec.Access.URLs {
-		if err := checkURL(u); err != nil {
-			return spec, usagef("%q: %w", bus.Redact(spec.Access.URLs...), err)
+		if err := cli.CheckURL(u); err != nil {
+			return spec, cli.Usagef("%q: %w", bus.Redact(spec.Access.URLs...), err)
 		}
 	}
 	if f.wait < 0 || f.grace < 0 {
-		return spec, usagef("--wait %v and --grace %v must not be negative", f.wait, f.grace)
+		return spec, cli.Usagef("--wait %v and --grace %v must not be negative", f.wait, f.grace)
 	}
 	if spec.Dir, err = c.joinDir(f.dir, url, spec.Name); err != nil {
 		return spec, err
@@ -128,16 +129,16 @@ func (c *cli) joinSpec(url string, f joinFlags, stdin io.Reader) (agentSpec, err
 	if spec.Access.CredsFile, err = c.credsFile(f.creds); err != nil {
 		return spec, err
 	}
-	spec.Access.Fingerprint = cmp.Or(f.fingerprint, c.env("TROUPE_FINGERPRINT"))
+	spec.Access.Fingerprint = cmp.Or(f.fingerprint, c.Env("TROUPE_FINGERPRINT"))
 	return spec, c.joinAccess(&spec, f.tokenFile, stdin)
 }
 
 // joinDir is the agent's folder: one for each pair of head and name, so that agents on one machine do not share state.
-func (c *cli) joinDir(dir, url, name string) (string, error) {
+func (c command) joinDir(dir, url, name string) (string, error) {
 	if dir != "" {
 		return filepath.Abs(dir)
 	}
-	state, err := nodes.StateDir(c.env)
+	state, err := nodes.StateDir(c.Env)
 	if err != nil {
 		return "", err
 	}
@@ -146,40 +147,40 @@ func (c *cli) joinDir(dir, url, name string) (string, error) {
 }
 
 // joinAccess finds the token: in a file, on standard input, in the environment, or in the file of a local head.
-func (c *cli) joinAccess(spec *agentSpec, file string, stdin io.Reader) error {
+func (c command) joinAccess(spec *agentSpec, file string, stdin io.Reader) error {
 	if spec.Access.CredsFile != "" {
 		return nil
 	}
-	if file == "" && c.env("TROUPE_TOKEN") == "" {
-		file = c.env("TROUPE_TOKEN_FILE")
+	if file == "" && c.Env("TROUPE_TOKEN") == "" {
+		file = c.Env("TROUPE_TOKEN_FILE")
 	}
 	if file != "" && file != "-" {
 		path, err := filepath.Abs(file)
 		spec.Access.TokenFile = path
 		return err
 	}
-	token := c.env("TROUPE_TOKEN")
+	token := c.Env("TROUPE_TOKEN")
 	if file == "-" {
 		data, err := io.ReadAll(io.LimitReader(stdin, 4096))
 		if err != nil {
 			return err
 		}
 		if token = strings.TrimSpace(string(data)); token == "" {
-			return usagef("--token-file -: there is no token on standard input")
+			return cli.Usagef("--token-file -: there is no token on standard input")
 		}
 	}
 	if token != "" {
 		spec.Access.TokenFile = filepath.Join(spec.Dir, "token")
 		return nodes.WritePrivate(spec.Access.TokenFile, []byte(token+"\n"))
 	}
-	if head, err := readHead(c.env); err == nil && slices.ContainsFunc(spec.Access.URLs, head.IsAt) {
+	if head, err := cli.ReadHead(c.Env); err == nil && slices.ContainsFunc(spec.Access.URLs, head.IsAt) {
 		spec.Access.TokenFile = head.TokenFile
 		spec.Access.Fingerprint = cmp.Or(spec.Access.Fingerprint, head.Fingerprint)
 	}
 	return nil
 }
 
-func (c *cli) join(ctx context.Context, spec agentSpec) error {
+func (c command) join(ctx context.Context, spec agentSpec) error {
 	names, err := spec.names()
 	if err != nil {
 		return err
@@ -188,11 +189,11 @@ func (c *cli) join(ctx context.Context, spec agentSpec) error {
 		return err
 	}
 	err = c.agent(ctx, spec, func() {
-		if c.json {
-			_ = c.printJSON(map[string]any{"nodes": names, "url": bus.Redact(spec.Access.URLs[0]), "pid": os.Getpid()}) // fails only if the output is closed
+		if c.JSON {
+			_ = c.PrintJSON(map[string]any{"nodes": names, "url": bus.Redact(spec.Access.URLs[0]), "pid": os.Getpid()}) // fails only if the output is closed
 			return
 		}
-		c.printf("troupe: joined %s as %s; Ctrl-C ends the workers and leaves\n", bus.Redact(spec.Access.URLs[0]), strings.Join(names, ", "))
+		c.Printf("troupe: joined %s as %s; Ctrl-C ends the workers and leaves\n", bus.Redact(spec.Access.URLs[0]), strings.Join(names, ", "))
 	})
 	if errors.Is(err, context.Canceled) {
 		return nil // a signal came before the head was there

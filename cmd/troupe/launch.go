@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"troupe/bus"
+	"troupe/cmd/troupe/cli"
 	"troupe/nodes"
 	"troupe/placement"
 )
@@ -27,11 +28,6 @@ const (
 	leaveLimit  = 15 * time.Second // for agents to end their workers after the run
 	minToken    = 16               // characters; the certificate is derived from the token
 )
-
-// exitError ends the program with an exit code and without a message.
-type exitError struct{ code int }
-
-func (e *exitError) Error() string { return fmt.Sprintf("exit code %d", e.code) }
 
 // launchFlags is one replica of a batch job, from flags and the variables of the scheduler.
 type launchFlags struct {
@@ -44,7 +40,7 @@ type launchFlags struct {
 	node        nodeFlags
 }
 
-func newLaunch(c *cli) *cobra.Command {
+func newLaunch(c command) *cobra.Command {
 	flags := launchFlags{rank: -1}
 	cmd := &cobra.Command{
 		Use:   "launch [flags] -- DRIVER [ARGS…]",
@@ -62,7 +58,7 @@ from the token, so that every replica can check it.`,
   troupe launch --rank $JOB_COMPLETION_INDEX --world 4 --head train-0.train:7422 -- python train.py`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := flags.complete(c.env); err != nil {
+			if err := flags.complete(c.Env); err != nil {
 				return err
 			}
 			if flags.rank == 0 {
@@ -93,13 +89,13 @@ func (f *launchFlags) complete(env func(string) string) error {
 			if text := env(name); text != "" {
 				n, err := strconv.Atoi(text)
 				if err != nil {
-					errs = append(errs, usagef("%s=%q is not a number", name, text))
+					errs = append(errs, cli.Usagef("%s=%q is not a number", name, text))
 				}
 				*into = n
 				return
 			}
 		}
-		errs = append(errs, usagef("give --%s, or one of %s in the environment", flag, strings.Join(names, ", ")))
+		errs = append(errs, cli.Usagef("give --%s, or one of %s in the environment", flag, strings.Join(names, ", ")))
 	}
 	number(&f.rank, -1, "rank", "TROUPE_RANK", "SLURM_PROCID", "JOB_COMPLETION_INDEX")
 	number(&f.world, 0, "world", "TROUPE_WORLD", "SLURM_NTASKS")
@@ -107,14 +103,14 @@ func (f *launchFlags) complete(env func(string) string) error {
 		return errors.Join(errs...)
 	}
 	if f.world < 1 || f.rank < 0 || f.rank >= f.world {
-		return usagef("--rank %d of --world %d: ranks are counted from 0 to world-1", f.rank, f.world)
+		return cli.Usagef("--rank %d of --world %d: ranks are counted from 0 to world-1", f.rank, f.world)
 	}
 	f.head = cmp.Or(f.head, env("TROUPE_HEAD"), env("SLURM_LAUNCH_NODE_IPADDR"), firstHost(env("SLURM_STEP_NODELIST")), firstHost(env("SLURM_JOB_NODELIST")))
 	if f.head == "" && f.world == 1 {
 		f.head = "127.0.0.1:0"
 	}
 	if f.head == "" {
-		return usagef("give --head HOST:PORT, or TROUPE_HEAD in the environment: where rank 0 is")
+		return cli.Usagef("give --head HOST:PORT, or TROUPE_HEAD in the environment: where rank 0 is")
 	}
 	if _, _, err := net.SplitHostPort(f.head); err != nil {
 		f.head = net.JoinHostPort(strings.Trim(f.head, "[]"), "7422")
@@ -143,19 +139,19 @@ func (f *launchFlags) token(env func(string) string) (string, error) {
 	if f.tokenFile != "" {
 		data, err := bus.ReadFile(f.tokenFile, 64<<10)
 		if err != nil {
-			return "", usagef("--token-file: %w", err)
+			return "", cli.Usagef("--token-file: %w", err)
 		}
 		token = strings.TrimSpace(string(data))
 	}
 	if f.world > 1 && len(token) < minToken {
-		return "", usagef("the replicas need a token of %d characters or more that all of them share, in --token-file or TROUPE_TOKEN", minToken)
+		return "", cli.Usagef("the replicas need a token of %d characters or more that all of them share, in --token-file or TROUPE_TOKEN", minToken)
 	}
 	return token, nil
 }
 
 // launchHead is rank 0: the head and the driver.
-func (c *cli) launchHead(ctx context.Context, f launchFlags, driver []string) error {
-	token, err := f.token(c.env)
+func (c command) launchHead(ctx context.Context, f launchFlags, driver []string) error {
+	token, err := f.token(c.Env)
 	if err != nil {
 		return err
 	}
@@ -170,12 +166,13 @@ func (c *cli) launchHead(ctx context.Context, f launchFlags, driver []string) er
 		}
 		defer func() { _ = os.RemoveAll(f.store) }() // a leftover temporary folder does no harm
 	}
-	inner := *c
-	inner.env = func(name string) string {
+	base := *c.CLI
+	inner := command{&base}
+	inner.Env = func(name string) string {
 		if name == "TROUPE_TOKEN" {
 			return token
 		}
-		return c.env(name)
+		return c.Env(name)
 	}
 	h, err := inner.newHead(upFlags{listen: listen, store: f.store, grace: f.grace, node: f.node})
 	if err != nil {
@@ -190,7 +187,7 @@ func (c *cli) launchHead(ctx context.Context, f launchFlags, driver []string) er
 }
 
 // runDriver waits for the other replicas, runs the driver, and ends the run with its exit code.
-func (c *cli) runDriver(ctx context.Context, b *bus.Bus, h *head, f launchFlags, driver []string) error {
+func (c command) runDriver(ctx context.Context, b *bus.Bus, h *head, f launchFlags, driver []string) error {
 	client, err := placement.NewClient(b, "")
 	if err != nil {
 		return err
@@ -210,17 +207,17 @@ func (c *cli) runDriver(ctx context.Context, b *bus.Bus, h *head, f launchFlags,
 	code, err := c.drive(ctx, h, driver)
 	c.endRun(ctx, b, client, h, code)
 	if err == nil && code != 0 {
-		err = &exitError{code}
+		err = &cli.ExitError{Code: code}
 	}
 	return err
 }
 
 // drive runs the driver to its end. When ctx ends, it sends SIGTERM.
-func (c *cli) drive(ctx context.Context, h *head, driver []string) (code int, err error) {
+func (c command) drive(ctx context.Context, h *head, driver []string) (code int, err error) {
 	cmd := exec.CommandContext(ctx, driver[0], driver[1:]...)
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, c.out, c.err
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, c.Out, c.Err
 	cmd.Env = append(withoutSecrets(os.Environ()), "TROUPE_URL="+h.file.URL, "TROUPE_TOKEN_FILE="+h.file.TokenFile, "TROUPE_FINGERPRINT="+h.file.Fingerprint)
-	if c.env("TROUPE_NAMESPACE") == "" {
+	if c.Env("TROUPE_NAMESPACE") == "" {
 		cmd.Env = append(cmd.Env, "TROUPE_NAMESPACE=default") // the head is this run's own
 	}
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
@@ -241,7 +238,7 @@ func (c *cli) drive(ctx context.Context, h *head, driver []string) (code int, er
 }
 
 // endRun ends the run: it tells the agents the exit code, and waits until they have left.
-func (c *cli) endRun(ctx context.Context, b *bus.Bus, client *placement.Client, h *head, code int) {
+func (c command) endRun(ctx context.Context, b *bus.Bus, client *placement.Client, h *head, code int) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveLimit)
 	defer cancel()
 	own, err := h.agent.names()
@@ -257,12 +254,12 @@ func (c *cli) endRun(ctx context.Context, b *bus.Bus, client *placement.Client, 
 	if err == nil {
 		return
 	}
-	c.warnf("troupe: not all agents have left\n")
+	c.Warnf("troupe: not all agents have left\n")
 }
 
 // launchAgent is any other rank: an agent that ends with the run.
-func (c *cli) launchAgent(ctx context.Context, f launchFlags) error {
-	token, err := f.token(c.env)
+func (c command) launchAgent(ctx context.Context, f launchFlags) error {
+	token, err := f.token(c.Env)
 	if err != nil {
 		return err
 	}
@@ -288,7 +285,7 @@ func (c *cli) launchAgent(ctx context.Context, f launchFlags) error {
 	err = c.join(ctx, spec)
 	var over *runOver
 	if errors.As(err, &over) && over.code != 0 {
-		return &exitError{over.code}
+		return &cli.ExitError{Code: over.code}
 	}
 	return err
 }

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"syscall"
 
+	"troupe/cmd/troupe/cli"
 	"troupe/nodes"
 )
 
@@ -22,11 +23,11 @@ type listenAddress struct {
 func parseListen(text string) (listenAddress, error) {
 	host, portText, err := net.SplitHostPort(text)
 	if err != nil {
-		return listenAddress{}, usagef("--listen %q: give HOST:PORT, as in %s", text, defaultListen)
+		return listenAddress{}, cli.Usagef("--listen %q: give HOST:PORT, as in %s", text, defaultListen)
 	}
 	port, err := strconv.ParseUint(portText, 10, 16)
 	if err != nil {
-		return listenAddress{}, usagef("--listen %q: the port must be a number from 0 to 65535", text)
+		return listenAddress{}, cli.Usagef("--listen %q: the port must be a number from 0 to 65535", text)
 	}
 	ip := net.ParseIP(host)
 	return listenAddress{text: text, port: int(port), loopback: host == "localhost" || ip != nil && ip.IsLoopback()}, nil
@@ -51,8 +52,8 @@ func (a listenAddress) checkFree(env func(string) string) error {
 }
 
 func (a listenAddress) holder(env func(string) string) string {
-	h, err := readHead(env)
-	if _, port, splitErr := net.SplitHostPort(nodes.HostPort(h.URL)); err != nil || splitErr != nil || port != strconv.Itoa(a.port) || !h.running() {
+	h, err := cli.ReadHead(env)
+	if _, port, splitErr := net.SplitHostPort(nodes.HostPort(h.URL)); err != nil || splitErr != nil || port != strconv.Itoa(a.port) || !h.Running() {
 		return ""
 	}
 	return fmt.Sprintf(" by your own head (pid %d), which other commands find without --url", h.PID)

@@ -15,6 +15,7 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/cmd/troupe/cli"
 	"troupe/nodes"
 )
 
@@ -277,7 +278,7 @@ func TestExternalNATS(t *testing.T) {
 	var out, errs screen
 	doneCh := make(chan int, 1)
 	go func() {
-		doneCh <- execute(ctx, []string{"up", "--json", "--nats", url, "--gpus", "sim:1x2", "--name", "box"}, &cli{out: &out, err: &errs, env: u.getenv})
+		doneCh <- execute(ctx, []string{"up", "--json", "--nats", url, "--gpus", "sim:1x2", "--name", "box"}, &cli.CLI{Out: &out, Err: &errs, Env: u.getenv})
 	}()
 	t.Cleanup(func() { cancel(); require.Zero(t, <-doneCh, errs.String()) })
 	var head readyHead

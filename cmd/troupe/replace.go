@@ -9,6 +9,7 @@ import (
 	"syscall"
 
 	"troupe/bus"
+	"troupe/cmd/troupe/cli"
 )
 
 // replacedEnv tells a head that it has replaced another one.
@@ -25,7 +26,7 @@ func replaceHead(b *bus.Bus, log *slog.Logger) error {
 	for _, path := range []string{self, "/proc/self/exe"} { // the file may have been removed
 		err = errors.Join(err, syscall.Exec(path, os.Args, append(os.Environ(), replacedEnv+"=1")))
 	}
-	return &tryLaterError{fmt.Errorf("the store is stuck (%w), and the head cannot replace itself: %w", why, err)}
+	return cli.TryLater(fmt.Errorf("the store is stuck (%w), and the head cannot replace itself: %w", why, err))
 }
 
 // awaitReplaced has a head that replaced another one wait until its disk takes writes: it cannot start on a full one, and nothing

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -19,6 +18,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"troupe/bus"
+	"troupe/cmd/troupe/cli"
+	"troupe/cmd/troupe/metrics"
 	"troupe/gpu"
 	"troupe/nodes"
 	"troupe/placement"
@@ -40,10 +41,10 @@ type upFlags struct {
 	limit    string
 	logDir   string
 	node     nodeFlags
-	logging  loggingFlags
+	logging  cli.LoggingFlags
 }
 
-func newUp(c *cli) *cobra.Command {
+func newUp(c command) *cobra.Command {
 	var flags upFlags
 	cmd := &cobra.Command{
 		Use:   "up",
@@ -70,13 +71,13 @@ With --nats the head uses an external NATS server, with the credentials file of 
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if len(flags.nats) > 0 && cmd.Flags().Changed("listen") {
-				return usagef("--nats and --listen exclude each other: an external NATS server has its own address")
+				return cli.Usagef("--nats and --listen exclude each other: an external NATS server has its own address")
 			}
 			if len(flags.nats) > 0 && flags.limit != "" {
-				return usagef("--nats and --store-limit exclude each other: an external NATS server has its own limit (max_file_store)")
+				return cli.Usagef("--nats and --store-limit exclude each other: an external NATS server has its own limit (max_file_store)")
 			}
 			var err error
-			if flags.logging, err = c.setLogging(flags.logging); err != nil {
+			if flags.logging, err = c.SetLogging(flags.logging); err != nil {
 				return err
 			}
 			h, err := c.newHead(flags)
@@ -92,7 +93,7 @@ With --nats the head uses an external NATS server, with the credentials file of 
 		},
 	}
 	flags.add(cmd)
-	c.jsonFlag(cmd, "say on one line of JSON where the head is, once it is ready")
+	c.JSONFlag(cmd, "say on one line of JSON where the head is, once it is ready")
 	return cmd
 }
 
@@ -109,7 +110,7 @@ func (f *upFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.limit, "store-limit", "", "limit of the store, such as 10GiB (default 16GiB)")
 	cmd.Flags().StringVar(&f.logDir, "log-dir", "", "folder for the output of workers (default in the store)")
 	f.node.add(cmd)
-	f.logging.add(cmd)
+	f.logging.Add(cmd)
 }
 
 // untilClosed ends the context when the input is closed, which also happens when the program at its other end is killed.
@@ -135,7 +136,7 @@ type head struct {
 	store string
 	agent *agentSpec // nil for none; without Access and Dir
 	creds string
-	file  headFile
+	file  cli.HeadFile
 	level slog.LevelVar // raised at the end, when the parts of the head lose each other
 
 	metrics  string // address; empty: none
@@ -146,8 +147,8 @@ type head struct {
 }
 
 // newHead checks the flags. It opens nothing.
-func (c *cli) newHead(f upFlags) (*head, error) {
-	h := &head{nats: f.nats, file: headFile{nodes.HeadFile{PID: os.Getpid()}}}
+func (c command) newHead(f upFlags) (*head, error) {
+	h := &head{nats: f.nats, file: cli.HeadFile{HeadFile: nodes.HeadFile{PID: os.Getpid()}}}
 	h.level.Set(slog.LevelWarn)
 	var err error
 	if h.creds, err = c.credsFile(f.creds); err != nil {
@@ -158,27 +159,27 @@ func (c *cli) newHead(f upFlags) (*head, error) {
 	}
 	if h.metrics = f.metrics; h.metrics != "" {
 		if _, _, err := net.SplitHostPort(h.metrics); err != nil {
-			return nil, usagef("--metrics %q: give HOST:PORT, as in 127.0.0.1:9422", h.metrics)
+			return nil, cli.Usagef("--metrics %q: give HOST:PORT, as in 127.0.0.1:9422", h.metrics)
 		}
 	}
 	switch h.replicas = cmp.Or(f.replicas, bus.AllReplicas); {
 	case f.replicas < 0 || f.replicas > 5:
-		return nil, usagef("--replicas %d: give 1 to 5", f.replicas)
+		return nil, cli.Usagef("--replicas %d: give 1 to 5", f.replicas)
 	case f.replicas > 1 && len(f.nats) == 0:
-		return nil, usagef("--replicas %d: the head's own server is one server; use --nats with the URLs of a NATS cluster", f.replicas)
+		return nil, cli.Usagef("--replicas %d: the head's own server is one server; use --nats with the URLs of a NATS cluster", f.replicas)
 	}
 	if f.limit != "" {
 		limit, err := gpu.ParseBytes(f.limit)
 		if err != nil {
-			return nil, usagef("--store-limit: %w", err)
+			return nil, cli.Usagef("--store-limit: %w", err)
 		}
 		if h.limit = int64(limit); h.limit < minStore {
-			return nil, usagef("--store-limit %s: must be %s or more, which the head's own streams reserve", f.limit, gpu.Bytes(minStore))
+			return nil, cli.Usagef("--store-limit %s: must be %s or more, which the head's own streams reserve", f.limit, gpu.Bytes(minStore))
 		}
 	}
 	for _, u := range f.nats {
-		if err := checkURL(u); err != nil {
-			return nil, usagef("--nats %q: %w", bus.Redact(u), err)
+		if err := cli.CheckURL(u); err != nil {
+			return nil, cli.Usagef("--nats %q: %w", bus.Redact(u), err)
 		}
 	}
 	spec := agentSpec{GPUs: f.node.gpus, Name: cmp.Or(f.node.name, nodes.HostName()), Grace: f.grace, Wait: f.grace, Logging: f.logging}
@@ -194,13 +195,13 @@ func (c *cli) newHead(f upFlags) (*head, error) {
 		return nil, err
 	}
 	if err := bus.CheckName("node", spec.Name); err != nil {
-		return nil, &usageError{err}
+		return nil, cli.Usagef("%w", err)
 	}
 	if _, err := spec.names(); err != nil {
 		return nil, err
 	}
 	if f.grace < 0 {
-		return nil, usagef("--grace %v must not be negative", f.grace)
+		return nil, cli.Usagef("--grace %v must not be negative", f.grace)
 	}
 	if h.file.Name = spec.Name; !f.noAgent {
 		h.agent = &spec
@@ -211,12 +212,12 @@ func (c *cli) newHead(f upFlags) (*head, error) {
 
 // up runs the head until ctx ends or, if inside is not nil, until inside returns, whose error it returns. It takes the port and
 // the lock of the store, in this order, before it writes anything, so that it does not change the files of a running head.
-func (c *cli) up(ctx context.Context, h *head, inside func(context.Context, *bus.Bus) error) (err error) {
-	c.unread = nil // a head runs on when its output is closed
+func (c command) up(ctx context.Context, h *head, inside func(context.Context, *bus.Bus) error) (err error) {
+	c.Unread = nil // a head runs on when its output is closed
 	defer manageBallast(ctx)()
 	if len(h.nats) == 0 {
 		h.at = h.at.kept(h.store)
-		if err := h.at.checkFree(c.env); err != nil {
+		if err := h.at.checkFree(c.Env); err != nil {
 			return err
 		}
 	}
@@ -238,7 +239,7 @@ func (c *cli) up(ctx context.Context, h *head, inside func(context.Context, *bus
 		return err
 	}
 	defer service.stop()
-	log := c.loggerAt(&h.level)
+	log := c.Logger(&h.level)
 	status, err := serveStatus(ctx, b, log, h.replicas)
 	if err != nil {
 		return err
@@ -249,7 +250,7 @@ func (c *cli) up(ctx context.Context, h *head, inside func(context.Context, *bus
 		if err != nil {
 			return err
 		}
-		where, stop, err := serveMetrics(h.metrics, token, b, log)
+		where, stop, err := metrics.Serve(h.metrics, token, b, log)
 		if err != nil {
 			return fmt.Errorf("--metrics %s: %w", h.metrics, err)
 		}
@@ -264,7 +265,7 @@ func (c *cli) up(ctx context.Context, h *head, inside func(context.Context, *bus
 		defer agent.stop()
 		defer h.level.Set(slog.LevelError)
 	}
-	withdraw, err := h.file.announce(c.env)
+	withdraw, err := h.file.Announce(c.Env)
 	if err != nil {
 		return fmt.Errorf("announce the head: %w", err)
 	}
@@ -276,7 +277,7 @@ func (c *cli) up(ctx context.Context, h *head, inside func(context.Context, *bus
 	if inside != nil {
 		return inside(ctx, b)
 	}
-	log.Info("troupe: the head is ready", "url", bus.Redact(strings.Split(h.file.URL, ",")...), "store", h.store, "version", version)
+	log.Info("troupe: the head is ready", "url", bus.Redact(strings.Split(h.file.URL, ",")...), "store", h.store, "version", cli.Version)
 	if err := c.sayReady(h, ownLedger(ctx, b)); err != nil {
 		return err
 	}
@@ -291,8 +292,8 @@ func (c *cli) up(ctx context.Context, h *head, inside func(context.Context, *bus
 	case <-b.StoreStuck():
 		return replaceHead(b, log)
 	}
-	if !c.json {
-		c.printf("troupe: the head is closing\n")
+	if !c.JSON {
+		c.Printf("troupe: the head is closing\n")
 	}
 	return nil
 }
@@ -304,19 +305,19 @@ func (h *head) pageToken() (string, error) {
 		return "", err
 	}
 	if h.file.TokenFile == "" {
-		return "", usagef("--metrics %s: beyond loopback the page asks for the head's token, and a head with --creds has none; use 127.0.0.1, or give TROUPE_TOKEN", h.metrics)
+		return "", cli.Usagef("--metrics %s: beyond loopback the page asks for the head's token, and a head with --creds has none; use 127.0.0.1, or give TROUPE_TOKEN", h.metrics)
 	}
 	data, err := os.ReadFile(h.file.TokenFile)
 	return strings.TrimSpace(string(data)), err
 }
 
 // openHead starts the embedded server, or connects to the external one.
-func (c *cli) openHead(ctx context.Context, h *head) (*bus.Bus, error) {
-	cfg := bus.Config{Name: "troupe-head", Logger: c.loggerAt(&h.level)}
+func (c command) openHead(ctx context.Context, h *head) (*bus.Bus, error) {
+	cfg := bus.Config{Name: "troupe-head", Logger: c.Logger(&h.level)}
 	if len(h.nats) > 0 {
-		cfg.URLs, cfg.CredsFile, cfg.TLS.Fingerprint = h.nats, h.creds, c.env("TROUPE_FINGERPRINT")
+		cfg.URLs, cfg.CredsFile, cfg.TLS.Fingerprint = h.nats, h.creds, c.Env("TROUPE_FINGERPRINT")
 		h.file.URL, h.file.CredsFile, h.file.Fingerprint = strings.Join(h.nats, ","), h.creds, cfg.TLS.Fingerprint
-		if token := c.env("TROUPE_TOKEN"); token != "" && h.creds == "" {
+		if token := c.Env("TROUPE_TOKEN"); token != "" && h.creds == "" {
 			h.file.TokenFile = filepath.Join(h.store, "token")
 			cfg.TokenFile = h.file.TokenFile
 			if err := nodes.WritePrivate(h.file.TokenFile, []byte(token+"\n")); err != nil {
@@ -325,7 +326,7 @@ func (c *cli) openHead(ctx context.Context, h *head) (*bus.Bus, error) {
 		}
 		b, err := bus.Open(ctx, cfg)
 		if err != nil {
-			return nil, needsAccess(cfg, err, "--creds FILE, TROUPE_CREDS or TROUPE_TOKEN")
+			return nil, cli.NeedsAccess(cfg, err, "--creds FILE, TROUPE_CREDS or TROUPE_TOKEN")
 		}
 		if err := b.CheckJetStream(ctx); err != nil {
 			return nil, errors.Join(err, b.Close())
@@ -334,7 +335,7 @@ func (c *cli) openHead(ctx context.Context, h *head) (*bus.Bus, error) {
 	}
 	cfg.Server = bus.ServerConfig{Listen: h.at.text, StoreDir: h.store, MaxStore: h.limit, SyncAlways: true, Replaceable: h.replaceable}
 	var err error
-	if cfg.Server.Token, h.file.TokenFile, err = keptToken(h.store, c.env("TROUPE_TOKEN")); err != nil {
+	if cfg.Server.Token, h.file.TokenFile, err = keptToken(h.store, c.Env("TROUPE_TOKEN")); err != nil {
 		return nil, fmt.Errorf("token in %s: %w", h.store, err)
 	}
 	if !h.at.loopback {
@@ -342,7 +343,7 @@ func (c *cli) openHead(ctx context.Context, h *head) (*bus.Bus, error) {
 			return nil, err
 		}
 	}
-	cfg.Server.HangStore, _ = time.ParseDuration(c.env(hangStoreEnv)) // zero, unless a test sets it
+	cfg.Server.HangStore, _ = time.ParseDuration(c.Env(hangStoreEnv)) // zero, unless a test sets it
 	b, err := bus.Open(ctx, cfg)
 	if err != nil {
 		return nil, err
@@ -352,21 +353,12 @@ func (c *cli) openHead(ctx context.Context, h *head) (*bus.Bus, error) {
 }
 
 // credsFile is the absolute path of the credentials file of the flag or the environment; empty for none.
-func (c *cli) credsFile(flag string) (string, error) {
-	file := cmp.Or(flag, c.env("TROUPE_CREDS"))
+func (c command) credsFile(flag string) (string, error) {
+	file := cmp.Or(flag, c.Env("TROUPE_CREDS"))
 	if file == "" {
 		return "", nil
 	}
 	return filepath.Abs(file)
-}
-
-// needsAccess adds to the refusal of a connection without credentials how to give them.
-func needsAccess(cfg bus.Config, err error, how string) error {
-	var badCert *tls.CertificateVerificationError
-	if !errors.Is(err, bus.ErrRefused) || errors.As(err, &badCert) || cfg.Token+cfg.TokenFile+cfg.CredsFile != "" {
-		return err
-	}
-	return bus.Errorf(bus.CodeRefused, "%w: %s", err, how)
 }
 
 // agentSpec is the spec of the agent of this machine.
@@ -380,22 +372,22 @@ func (h *head) agentSpec() agentSpec {
 	return spec
 }
 
-func (c *cli) sayReady(h *head, ledger placement.LedgerStatus) error {
-	if c.json {
-		return c.printJSON(struct {
-			headFile
+func (c command) sayReady(h *head, ledger placement.LedgerStatus) error {
+	if c.JSON {
+		return c.PrintJSON(struct {
+			cli.HeadFile
 			Store   string `json:"store"`
 			Metrics string `json:"metrics,omitempty"`
 			Doubt   string `json:"doubt,omitempty"` // why nothing is granted
 		}{h.file, h.store, h.metrics, ledger.Doubt})
 	}
 	if ledger.Doubt != "" {
-		c.printf("troupe: the head is up at %s, its store is %s, but it grants nothing: %s; Ctrl-C ends it\n", bus.Redact(strings.Split(h.file.URL, ",")...), h.store, ledger)
+		c.Printf("troupe: the head is up at %s, its store is %s, but it grants nothing: %s; Ctrl-C ends it\n", bus.Redact(strings.Split(h.file.URL, ",")...), h.store, ledger)
 	} else {
-		c.printf("troupe: the head is ready at %s, its store is %s; Ctrl-C ends it\n", bus.Redact(strings.Split(h.file.URL, ",")...), h.store)
+		c.Printf("troupe: the head is ready at %s, its store is %s; Ctrl-C ends it\n", bus.Redact(strings.Split(h.file.URL, ",")...), h.store)
 	}
 	if h.file.Fingerprint != "" && len(h.nats) == 0 {
-		c.printf("troupe: on another machine, with the token of %s in a file (or on standard input, \"-\"):\n  %s\n", h.file.TokenFile, h.joinLine())
+		c.Printf("troupe: on another machine, with the token of %s in a file (or on standard input, \"-\"):\n  %s\n", h.file.TokenFile, h.joinLine())
 	}
 	return nil
 }
@@ -407,11 +399,11 @@ func (h *head) joinLine() string {
 }
 
 // storeDir is the absolute path of the store.
-func (c *cli) storeDir(store string) (string, error) {
+func (c command) storeDir(store string) (string, error) {
 	if store != "" {
 		return filepath.Abs(store)
 	}
-	dir, err := nodes.StateDir(c.env)
+	dir, err := nodes.StateDir(c.Env)
 	return filepath.Join(dir, "store"), err
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"troupe/bus"
+	"troupe/cmd/troupe/cli"
 	"troupe/gpu"
 	"troupe/gpu/nvml"
 	"troupe/nodes"
@@ -42,10 +43,10 @@ func (f *nodeFlags) parseLabels() (map[string]string, error) {
 	for _, text := range f.labels {
 		key, value, ok := strings.Cut(text, "=")
 		if !ok {
-			return nil, usagef("--labels %q: give k=v", text)
+			return nil, cli.Usagef("--labels %q: give k=v", text)
 		}
 		if err := bus.CheckName("label", key); err != nil {
-			return nil, usagef("--labels: %w", err)
+			return nil, cli.Usagef("--labels: %w", err)
 		}
 		labels[key] = value
 	}
@@ -83,7 +84,7 @@ func resourceAmounts(input string) (map[string]string, error) {
 	if strings.HasPrefix(strings.TrimSpace(input), "{") {
 		object := map[string]json.RawMessage{}
 		if err := json.Unmarshal([]byte(input), &object); err != nil {
-			return nil, usagef("--resources: %w", err)
+			return nil, cli.Usagef("--resources: %w", err)
 		}
 		for name, value := range object {
 			amounts[name] = strings.Trim(string(value), `"`)
@@ -93,7 +94,7 @@ func resourceAmounts(input string) (map[string]string, error) {
 	for _, text := range strings.Split(input, ",") {
 		name, amount, ok := strings.Cut(strings.TrimSpace(text), "=")
 		if !ok {
-			return nil, usagef("--resources %q: give NAME=AMOUNT", text)
+			return nil, cli.Usagef("--resources %q: give NAME=AMOUNT", text)
 		}
 		amounts[name] = amount
 	}
@@ -103,20 +104,20 @@ func resourceAmounts(input string) (map[string]string, error) {
 func (d *declaredResources) set(name, amount string) error {
 	switch name {
 	case "":
-		return usagef("--resources: a resource has no name; give NAME=AMOUNT")
+		return cli.Usagef("--resources: a resource has no name; give NAME=AMOUNT")
 	case "GPU":
-		return usagef("--resources GPU: devices are declared with --gpus, such as --gpus sim:1x8")
+		return cli.Usagef("--resources GPU: devices are declared with --gpus, such as --gpus sim:1x8")
 	case "memory":
 		size, err := gpu.ParseBytes(amount)
 		if err != nil {
-			return usagef("--resources memory: %w", err)
+			return cli.Usagef("--resources memory: %w", err)
 		}
 		d.Memory = size
 		return nil
 	}
 	share, err := planner.ParseShare(amount)
 	if err != nil {
-		return usagef("--resources %s: %w", name, err)
+		return cli.Usagef("--resources %s: %w", name, err)
 	}
 	if name != "CPU" {
 		if d.Other == nil {
@@ -126,7 +127,7 @@ func (d *declaredResources) set(name, amount string) error {
 		return nil
 	}
 	if share%planner.Whole != 0 {
-		return usagef("--resources CPU=%s: give a whole number", amount)
+		return cli.Usagef("--resources CPU=%s: give a whole number", amount)
 	}
 	cpus := int(share / planner.Whole)
 	d.CPUs = &cpus

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"troupe/bus"
+	"troupe/cmd/troupe/cli"
 	"troupe/nodes"
 	"troupe/placement"
 )
@@ -22,7 +23,7 @@ type wanted struct {
 	gpus  int
 }
 
-func newWait(c *cli) *cobra.Command {
+func newWait(c command) *cobra.Command {
 	var want wanted
 	var timeout time.Duration
 	cmd := &cobra.Command{
@@ -35,9 +36,9 @@ there yet. Every change of what is missing is printed.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {
 			case want.nodes < 0 || want.gpus < 0 || want == wanted{}:
-				return usagef("give --nodes, --gpus or both, as whole numbers")
+				return cli.Usagef("give --nodes, --gpus or both, as whole numbers")
 			case timeout <= 0:
-				return usagef("--timeout %v: must be positive", timeout)
+				return cli.Usagef("--timeout %v: must be positive", timeout)
 			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
 			defer cancel()
@@ -47,13 +48,13 @@ there yet. Every change of what is missing is printed.`,
 	cmd.Flags().IntVar(&want.nodes, "nodes", 0, "how many nodes must be ready")
 	cmd.Flags().IntVar(&want.gpus, "gpus", 0, "how many healthy devices must be on them")
 	cmd.Flags().DurationVar(&timeout, "timeout", 5*time.Minute, "give up after this time")
-	c.serverFlags(cmd)
-	c.jsonFlag(cmd, "print one JSON object at the end: nodes and gpus")
+	c.ServerFlags(cmd)
+	c.JSONFlag(cmd, "print one JSON object at the end: nodes and gpus")
 	return cmd
 }
 
 // wait waits for the head, and then for its nodes, until they are there or ctx ends.
-func (c *cli) wait(ctx context.Context, want wanted) error {
+func (c command) wait(ctx context.Context, want wanted) error {
 	missing := "the head"
 	err := bus.Retry(ctx, bus.Backoff{First: nodesPoll, Most: nodesPoll}, func() error {
 		err := c.withPlacement(ctx, true, func(client *placement.Client) error {
@@ -61,14 +62,14 @@ func (c *cli) wait(ctx context.Context, want wanted) error {
 			if err != nil {
 				return err
 			}
-			if c.json {
-				return c.printJSON(map[string]int{"nodes": have.nodes, "gpus": have.gpus})
+			if c.JSON {
+				return c.PrintJSON(map[string]int{"nodes": have.nodes, "gpus": have.gpus})
 			}
 			are := "are"
 			if have.nodes == 1 {
 				are = "is"
 			}
-			c.printf("%s with %s %s there\n", counted(have.nodes, "node"), counted(have.gpus, "device"), are)
+			c.Printf("%s with %s %s there\n", cli.Counted(have.nodes, "node"), cli.Counted(have.gpus, "device"), are)
 			return nil
 		})
 		if !headMayCome(err) {
@@ -89,13 +90,13 @@ func headMayCome(err error) bool {
 
 // awaitWanted returns when there are enough nodes and devices. missing is what is not there yet, in words; every change of it is
 // printed.
-func (c *cli) awaitWanted(ctx context.Context, client *placement.Client, want wanted, missing *string) (have wanted, err error) {
+func (c command) awaitWanted(ctx context.Context, client *placement.Client, want wanted, missing *string) (have wanted, err error) {
 	err = awaitNodes(ctx, client, nodesPoll, func(list []placement.NodeStatus) bool {
 		have = countReady(list)
 		short := want.shortOf(have)
 		if short != "" && short != *missing {
 			*missing = short
-			c.warnf("troupe: waiting: %s\n", short)
+			c.Warnf("troupe: waiting: %s\n", short)
 		}
 		return short == ""
 	})

@@ -1,54 +1,55 @@
-package main
+package cli
 
 import (
+	"cmp"
 	"log/slog"
 	"strings"
 
 	"github.com/spf13/cobra"
 )
 
-// loggingFlags are the flags of commands that run for long.
-type loggingFlags struct {
+// LoggingFlags are the flags of commands that run for long.
+type LoggingFlags struct {
 	Level  string `json:"level,omitempty"`  // debug, info, warn or error; empty: warn
 	Format string `json:"format,omitempty"` // text or json; empty: text
 }
 
-func (f *loggingFlags) add(cmd *cobra.Command) {
+func (f *LoggingFlags) Add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.Level, "log-level", "", "least level of the log: debug, info, warn or error (default $TROUPE_LOG_LEVEL, or warn)")
 	cmd.Flags().StringVar(&f.Format, "log-format", "", "format of the log: text, or json for one object a line (default $TROUPE_LOG_FORMAT, or text)")
 }
 
-// setLogging sets how this command logs. Everything that it writes to standard error follows, its last error too.
-func (c *cli) setLogging(f loggingFlags) (loggingFlags, error) {
-	f.Level, f.Format = firstSet(f.Level, c.env("TROUPE_LOG_LEVEL")), firstSet(f.Format, c.env("TROUPE_LOG_FORMAT"))
+// SetLogging sets how this command logs. Everything that it writes to standard error follows, its last error too.
+func (c *CLI) SetLogging(f LoggingFlags) (LoggingFlags, error) {
+	f.Level, f.Format = cmp.Or(f.Level, c.Env("TROUPE_LOG_LEVEL")), cmp.Or(f.Format, c.Env("TROUPE_LOG_FORMAT"))
 	if f.Level != "" {
 		var level slog.Level
 		if !strings.Contains("debug info warn error", strings.ToLower(f.Level)) || level.UnmarshalText([]byte(f.Level)) != nil {
-			return f, usagef("--log-level %q: give debug, info, warn or error", f.Level)
+			return f, Usagef("--log-level %q: give debug, info, warn or error", f.Level)
 		}
 		c.logLevel = &level
 	}
 	switch f.Format {
 	case "", "text":
-		c.jsonLogs = false
+		c.JSONLogs = false
 	case "json":
-		c.jsonLogs = true
+		c.JSONLogs = true
 	default:
-		return f, usagef("--log-format %q: give text or json", f.Format)
+		return f, Usagef("--log-format %q: give text or json", f.Format)
 	}
 	return f, nil
 }
 
-// loggerAt is a logger with a level that may change. --log-level takes precedence over it, except for a higher level.
-func (c *cli) loggerAt(level slog.Leveler) *slog.Logger {
+// Logger is a logger with a level that may change. --log-level takes precedence over it, except for a higher level.
+func (c *CLI) Logger(level slog.Leveler) *slog.Logger {
 	options := &slog.HandlerOptions{Level: level}
 	if c.logLevel != nil {
 		options.Level = chosenLevel{chosen: *c.logLevel, own: level, normal: level.Level()}
 	}
-	if c.jsonLogs {
-		return slog.New(slog.NewJSONHandler(c.err, options))
+	if c.JSONLogs {
+		return slog.New(slog.NewJSONHandler(c.Err, options))
 	}
-	return slog.New(slog.NewTextHandler(c.err, options))
+	return slog.New(slog.NewTextHandler(c.Err, options))
 }
 
 // chosenLevel is the operator's level until the program raises its own above its normal one, as a head does while it closes.

@@ -1,4 +1,6 @@
-package main
+// Package metrics serves the metrics of a head: its HTTP address with the dashboard, health checks and metrics for
+// Prometheus, and their export by OTLP.
+package metrics
 
 import (
 	"context"
@@ -6,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
@@ -14,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"troupe/bus"
+	"troupe/cmd/troupe/cli"
 	"troupe/cmd/troupe/dashboard"
 	"troupe/gpu"
 	"troupe/placement"
@@ -22,8 +26,8 @@ import (
 // scrapeWait bounds the wait of a scrape for the placement service.
 const scrapeWait = 5 * time.Second
 
-// metrics collects the metrics of a head from the placement service at each scrape; it keeps no state.
-type metrics struct {
+// headMetrics collects the metrics of a head from the placement service at each scrape; it keeps no state.
+type headMetrics struct {
 	b      *bus.Bus
 	client *placement.Client
 	log    *slog.Logger
@@ -49,13 +53,20 @@ var (
 	longestDesc  = describe("request_waiting_seconds_max", "How long the request has waited that has waited longest.", "namespace")
 )
 
+// names are the names of all metrics that describe was called with.
+var names []string
+
 func describe(name, help string, labels ...string) *prometheus.Desc {
+	names = append(names, "troupe_"+name)
 	return prometheus.NewDesc("troupe_"+name, help, labels, nil)
 }
 
-// serveMetrics serves the dashboard, health checks and metrics at an address until stop is called. Beyond loopback every
+// Names lists the metrics of a head.
+func Names() []string { return slices.Clone(names) }
+
+// Serve serves the dashboard, health checks and metrics at an address until stop is called. Beyond loopback every
 // request but health checks must show the token.
-func serveMetrics(at, token string, b *bus.Bus, log *slog.Logger) (where string, stop func(), err error) {
+func Serve(at, token string, b *bus.Bus, log *slog.Logger) (where string, stop func(), err error) {
 	client, err := placement.NewClient(b, "")
 	if err != nil {
 		return "", nil, err
@@ -66,14 +77,14 @@ func serveMetrics(at, token string, b *bus.Bus, log *slog.Logger) (where string,
 		return "", nil, err
 	}
 	events := dashboard.FollowEvents(b, log)
-	observer, err := dashboard.Observe(b, events, version)
+	observer, err := dashboard.Observe(b, events, cli.Version)
 	if err != nil {
 		events.Close()
 		client.Close()
 		return "", nil, errors.Join(err, listener.Close())
 	}
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(&metrics{b: b, client: client, log: log}, &roleMetrics{b: b, workers: observer.Workers, traffic: observer.Traffic, log: log}, &pipelineMetrics{b: b, log: log}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry.MustRegister(&headMetrics{b: b, client: client, log: log}, &roleMetrics{b: b, workers: observer.Workers, traffic: observer.Traffic, log: log}, &pipelineMetrics{b: b, log: log}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	handler := dashboard.Handler(dashboard.Config{
 		Bus: b, Observer: observer, Token: token,
 		Metrics: promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4, Timeout: 2 * scrapeWait}),
@@ -88,7 +99,7 @@ func serveMetrics(at, token string, b *bus.Bus, log *slog.Logger) (where string,
 	}()
 	ctx, cancel := context.WithCancel(context.Background())
 	exportedCh := make(chan struct{})
-	go func() { defer close(exportedCh); exportMetrics(ctx, registry, log) }()
+	go func() { defer close(exportedCh); Export(ctx, registry, log) }()
 	return listener.Addr().String(), func() {
 		cancel()
 		<-exportedCh
@@ -101,15 +112,15 @@ func serveMetrics(at, token string, b *bus.Bus, log *slog.Logger) (where string,
 }
 
 // Describe implements prometheus.Collector.
-func (m *metrics) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(m, ch) }
+func (m *headMetrics) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(m, ch) }
 
 // Collect implements prometheus.Collector. Each scrape calls it.
-func (m *metrics) Collect(ch chan<- prometheus.Metric) {
+func (m *headMetrics) Collect(ch chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), scrapeWait)
 	defer cancel()
 	ch <- prometheus.MustNewConstMetric(refusedDesc, prometheus.CounterValue, float64(m.b.Refused()))
 	t := gauges(ch)
-	t.send(infoDesc, 1, version)
+	t.send(infoDesc, 1, cli.Version)
 	if usage, ours := m.b.Store(); ours {
 		t.send(fullDesc, one(usage.Full))
 		for kind, bytes := range map[string]int64{"used": usage.Used, "reserved": usage.Reserved, "limit": usage.Limit, "free": usage.Free} {

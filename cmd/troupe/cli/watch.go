@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"bytes"
@@ -17,31 +17,31 @@ import (
 	"troupe/bus"
 )
 
-// watchFlags makes a command repeat its output.
-type watchFlags struct {
-	on    bool
-	every time.Duration
+// WatchFlags makes a command repeat its output.
+type WatchFlags struct {
+	On    bool
+	Every time.Duration
 }
 
-func (w *watchFlags) add(cmd *cobra.Command) {
-	cmd.Flags().BoolVar(&w.on, "watch", false, "refresh the output until Ctrl-C, cut to the size of the terminal")
-	cmd.Flags().DurationVar(&w.every, "every", 2*time.Second, "time between two refreshes")
+func (w *WatchFlags) Add(cmd *cobra.Command) {
+	cmd.Flags().BoolVar(&w.On, "watch", false, "refresh the output until Ctrl-C, cut to the size of the terminal")
+	cmd.Flags().DurationVar(&w.Every, "every", 2*time.Second, "time between two refreshes")
 }
 
-func (w watchFlags) check() error {
-	if w.every < 100*time.Millisecond {
-		return usagef("--every %v: give 100ms or more", w.every)
+func (w WatchFlags) Check() error {
+	if w.Every < 100*time.Millisecond {
+		return Usagef("--every %v: give 100ms or more", w.Every)
 	}
 	return nil
 }
 
-// repeat calls show once, or with --watch until ctx ends, over one connection. The first error of --watch ends it; later ones are
+// Repeat calls show once, or with --watch until ctx ends, over one connection. The first error of --watch ends it; later ones are
 // shown, because the head may come back.
-func (c *cli) repeat(ctx context.Context, w watchFlags, show func(context.Context) error) error {
-	if err := w.check(); err != nil {
+func (c *CLI) Repeat(ctx context.Context, w WatchFlags, show func(context.Context) error) error {
+	if err := w.Check(); err != nil {
 		return err
 	}
-	if !w.on {
+	if !w.On {
 		return show(ctx)
 	}
 	defer c.keepConnection()()
@@ -55,29 +55,29 @@ func (c *cli) repeat(ctx context.Context, w watchFlags, show func(context.Contex
 		case err != nil:
 			text = c.safe(fmt.Sprintf("%s: %v\n", time.Now().Format(time.TimeOnly), err))
 		}
-		if c.json {
+		if c.JSON {
 			c.write(text)
 		} else {
 			c.write(redraw(c.fit(text)))
 		}
-		if bus.Sleep(ctx, w.every) != nil {
+		if bus.Sleep(ctx, w.Every) != nil {
 			return nil
 		}
 	}
 }
 
 // frame is the output of show.
-func (c *cli) frame(ctx context.Context, show func(context.Context) error) (string, error) {
+func (c *CLI) frame(ctx context.Context, show func(context.Context) error) (string, error) {
 	var text bytes.Buffer
-	out := c.out
-	c.out = &text
-	defer func() { c.out = out }()
+	out := c.Out
+	c.Out = &text
+	defer func() { c.Out = out }()
 	err := show(ctx)
 	return text.String(), err
 }
 
 // keepConnection lets all further calls of open share one connection, until the returned function closes it.
-func (c *cli) keepConnection() (end func()) {
+func (c *CLI) keepConnection() (end func()) {
 	c.kept = &keptConnection{}
 	return func() {
 		if c.kept.b != nil {
@@ -90,7 +90,7 @@ func (c *cli) keepConnection() (end func()) {
 // keptConnection is a connection that several frames of a live view share.
 type keptConnection struct {
 	b *bus.Bus
-	s server
+	s Server
 }
 
 // redraw overwrites the terminal line by line, without flicker.
@@ -100,25 +100,25 @@ func redraw(text string) string {
 }
 
 // fit cuts text to the size of the terminal, if there is one: longer lines would wrap, and more lines would scroll.
-func (c *cli) fit(text string) string {
+func (c *CLI) fit(text string) string {
 	columns, lines := c.terminalSize()
-	return cut(text, columns, lines)
+	return Cut(text, columns, lines)
 }
 
 // terminalSize is the size of the terminal of the output, or that of COLUMNS and LINES; zero: unknown.
-func (c *cli) terminalSize() (columns, lines int) {
-	if f, ok := c.out.(*os.File); ok {
+func (c *CLI) terminalSize() (columns, lines int) {
+	if f, ok := c.Out.(*os.File); ok {
 		if size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ); err == nil { //nolint:gosec // a descriptor
 			columns, lines = int(size.Col), int(size.Row)
 		}
 	}
-	wide, _ := strconv.Atoi(c.env("COLUMNS")) // zero, unless it is a number
-	high, _ := strconv.Atoi(c.env("LINES"))
+	wide, _ := strconv.Atoi(c.Env("COLUMNS")) // zero, unless it is a number
+	high, _ := strconv.Atoi(c.Env("LINES"))
 	return cmp.Or(columns, wide), cmp.Or(lines, high)
 }
 
-// cut shortens lines to a number of columns and text to a number of lines; zero is no limit.
-func cut(text string, columns, lines int) string {
+// Cut shortens lines to a number of columns and text to a number of lines; zero is no limit.
+func Cut(text string, columns, lines int) string {
 	all := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
 	if lines > 2 && len(all) >= lines {
 		more := len(all) - (lines - 2)

@@ -1,4 +1,4 @@
-package main
+package metrics
 
 import (
 	"cmp"
@@ -18,9 +18,9 @@ import (
 
 const maxPoints = 20_000 // data points of one export
 
-// exportMetrics sends the metrics of a registry to an OpenTelemetry collector, now and then, until ctx ends. It returns at once if the
+// Export sends the metrics of a registry to an OpenTelemetry collector, now and then, until ctx ends. It returns at once if the
 // environment names none.
-func exportMetrics(ctx context.Context, registry prometheus.Gatherer, log *slog.Logger) {
+func Export(ctx context.Context, registry prometheus.Gatherer, log *slog.Logger) {
 	cfg, err := otlp.FromEnvironment(os.Getenv, "troupe")
 	if err != nil || cfg.Metrics == "" { // the error is logged with that of the traces
 		return

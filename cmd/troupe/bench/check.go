@@ -1,4 +1,4 @@
-package main
+package bench
 
 import (
 	"errors"
@@ -8,9 +8,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"troupe/benchmarks/report"
+	"troupe/cmd/troupe/cli"
 )
 
-func newBenchCheck(c *cli) *cobra.Command {
+func newCheck(c command) *cobra.Command {
 	var tolerance float64
 	cmd := &cobra.Command{
 		Use:   "check BASELINE FILE",
@@ -21,7 +22,7 @@ if a row of FILE is slower than that of BASELINE by more than the tolerance.`,
 		Args:    cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if tolerance < 0 {
-				return usagef("--tolerance %v must not be negative", tolerance)
+				return cli.Usagef("--tolerance %v must not be negative", tolerance)
 			}
 			baseline, err := readResults(args[0])
 			if err != nil {
@@ -34,13 +35,13 @@ if a row of FILE is slower than that of BASELINE by more than the tolerance.`,
 			return c.checkResults(report.Compare(baseline, results), tolerance)
 		},
 	}
-	c.jsonFlag(cmd, "print one JSON object a line instead of a table")
+	c.JSONFlag(cmd, "print one JSON object a line instead of a table")
 	cmd.Flags().Float64Var(&tolerance, "tolerance", 25, "percent that a ratio may grow")
 	return cmd
 }
 
 // checkResults prints the comparison and fails if a row has become slower than the tolerance allows.
-func (c *cli) checkResults(rows []report.Comparison, tolerance float64) error {
+func (c command) checkResults(rows []report.Comparison, tolerance float64) error {
 	if len(rows) == 0 {
 		return errors.New("the files have no row in common: measure the workers, sizes and layouts of the baseline")
 	}
@@ -54,14 +55,14 @@ func (c *cli) checkResults(rows []report.Comparison, tolerance float64) error {
 		}
 		cells[i] = []string{strconv.Itoa(r.Workers), r.Layout, strconv.Itoa(r.Bytes), fmt.Sprintf("%.2f", r.RatioBefore), fmt.Sprintf("%.2f", r.RatioAfter), fmt.Sprintf("%+.0f %%", r.Change), verdict}
 	}
-	if c.json {
+	if c.JSON {
 		for _, r := range rows {
-			if err := c.printJSON(r); err != nil {
+			if err := c.PrintJSON(r); err != nil {
 				return err
 			}
 		}
 	} else {
-		if err := c.table("WORKERS LAYOUT BYTES BASELINE NOW CHANGE VERDICT", cells); err != nil {
+		if err := c.Table("WORKERS LAYOUT BYTES BASELINE NOW CHANGE VERDICT", cells); err != nil {
 			return err
 		}
 	}

@@ -1,4 +1,4 @@
-package main
+package bench
 
 import (
 	"context"
@@ -9,10 +9,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"troupe/benchmarks"
+	"troupe/cmd/troupe/cli"
 	"troupe/internal/ab"
 )
 
-func newBenchAB(c *cli) *cobra.Command {
+func newAB(c command) *cobra.Command {
 	cfg := benchmarks.ABConfig{}
 	cmd := &cobra.Command{
 		Use:   "ab",
@@ -23,36 +24,36 @@ prints the medians. Optimisations: ` + strings.Join(ab.Names, ", ") + `.`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if cfg.Rounds < 1 || cfg.Each <= 0 {
-				return usagef("--rounds %d and --each %v: both must be positive", cfg.Rounds, cfg.Each)
+				return cli.Usagef("--rounds %d and --each %v: both must be positive", cfg.Rounds, cfg.Each)
 			}
-			return c.benchAB(cmd.Context(), cfg)
+			return c.runAB(cmd.Context(), cfg)
 		},
 	}
 	cmd.Flags().StringSliceVar(&cfg.Optimisations, "only", nil, "optimisations to measure (default all)")
 	cmd.Flags().IntVar(&cfg.Rounds, "rounds", 7, "measurements of each row, on and off")
 	cmd.Flags().DurationVar(&cfg.Each, "each", 2*time.Second, "time of one measurement")
-	c.jsonFlag(cmd, "print one JSON object a line instead of a table")
+	c.JSONFlag(cmd, "print one JSON object a line instead of a table")
 	return cmd
 }
 
-func (c *cli) benchAB(ctx context.Context, cfg benchmarks.ABConfig) (err error) {
+func (c command) runAB(ctx context.Context, cfg benchmarks.ABConfig) (err error) {
 	if cfg.Program, err = os.Executable(); err != nil {
 		return err
 	}
-	if !c.json {
-		c.printf("%-13s %-12s %6s %10s %10s %8s  %s\n", "optimisation", "row", "rounds", "on", "off", "gain", "unit")
+	if !c.JSON {
+		c.Printf("%-13s %-12s %6s %10s %10s %8s  %s\n", "optimisation", "row", "rounds", "on", "off", "gain", "unit")
 	}
 	return benchmarks.AB(ctx, cfg, func(r benchmarks.ABResult) error {
-		if c.json {
-			return c.printJSON(r)
+		if c.JSON {
+			return c.PrintJSON(r)
 		}
-		c.printf("%-13s %-12s %6d %10.2f %10.2f %7.1f%%  %s\n", r.Optimisation, r.Row, r.Rounds, r.On, r.Off, r.Gain, r.Unit)
+		c.Printf("%-13s %-12s %6d %10.2f %10.2f %7.1f%%  %s\n", r.Optimisation, r.Row, r.Rounds, r.On, r.Off, r.Gain, r.Unit)
 		return nil
 	})
 }
 
-// newBenchABRow is one measurement, which newBenchAB runs as a process of its own.
-func newBenchABRow(c *cli) *cobra.Command {
+// newABRow is one measurement, which newAB runs as a process of its own.
+func newABRow(c command) *cobra.Command {
 	var each time.Duration
 	cmd := &cobra.Command{
 		Use:    "ab-row ROW",
@@ -68,7 +69,7 @@ func newBenchABRow(c *cli) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return c.printJSON(v)
+			return c.PrintJSON(v)
 		},
 	}
 	cmd.Flags().DurationVar(&each, "each", 0, "time of the measurement")

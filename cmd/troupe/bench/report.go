@@ -1,4 +1,4 @@
-package main
+package bench
 
 import (
 	"bytes"
@@ -11,7 +11,7 @@ import (
 	"troupe/benchmarks/report"
 )
 
-func newBenchReport(c *cli) *cobra.Command {
+func newReport(c command) *cobra.Command {
 	var out string
 	cmd := &cobra.Command{
 		Use:   "report FILE [OTHER]",
@@ -37,7 +37,7 @@ ratios to the floor of the same run. The page needs nothing else.`,
 			if err := os.WriteFile(out, page.Bytes(), 0o644); err != nil {
 				return err
 			}
-			c.printf("%s: %d rows\n", out, len(files[0].Results))
+			c.Printf("%s: %d rows\n", out, len(files[0].Results))
 			return nil
 		},
 	}

@@ -1,4 +1,4 @@
-package main
+package bench
 
 import (
 	"context"
@@ -8,9 +8,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"troupe/benchmarks"
+	"troupe/cmd/troupe/cli"
 )
 
-func newBenchPlacement(c *cli) *cobra.Command {
+func newPlacement(c command) *cobra.Command {
 	cfg := benchmarks.PlacementConfig{}
 	cmd := &cobra.Command{
 		Use:   "placement",
@@ -24,11 +25,11 @@ the grants of a killed node end.`,
 			for flag, values := range map[string][]int{"nodes": cfg.Nodes, "bundles": cfg.Bundles, "clients": cfg.Clients} {
 				for _, n := range values {
 					if n < 1 || n > 8192 {
-						return usagef("--%s %d: must be between 1 and 8192", flag, n)
+						return cli.Usagef("--%s %d: must be between 1 and 8192", flag, n)
 					}
 				}
 			}
-			return c.benchPlacement(cmd.Context(), cfg)
+			return c.runPlacement(cmd.Context(), cfg)
 		},
 	}
 	cmd.Flags().IntSliceVar(&cfg.Nodes, "nodes", []int{64, 1024}, "numbers of simulated nodes")
@@ -37,25 +38,25 @@ the grants of a killed node end.`,
 	cmd.Flags().DurationVar(&cfg.Each, "each", 2500*time.Millisecond, "time for each combination")
 	cmd.Flags().StringVar(&cfg.Dir, "dir", "", "folder for the stores (default a temporary one)")
 	cmd.Flags().BoolVar(&cfg.NoLoss, "no-loss", false, "do not measure the loss of a node")
-	c.jsonFlag(cmd, "print one JSON object a line")
+	c.JSONFlag(cmd, "print one JSON object a line")
 	return cmd
 }
 
-func (c *cli) benchPlacement(ctx context.Context, cfg benchmarks.PlacementConfig) error {
-	if !c.json {
-		c.printf("%6s %8s %8s %6s %10s %10s %10s\n", "nodes", "bundles", "clients", "synced", "pairs/s", "p50 µs", "p99 µs")
+func (c command) runPlacement(ctx context.Context, cfg benchmarks.PlacementConfig) error {
+	if !c.JSON {
+		c.Printf("%6s %8s %8s %6s %10s %10s %10s\n", "nodes", "bundles", "clients", "synced", "pairs/s", "p50 µs", "p99 µs")
 	}
 	return benchmarks.Placement(ctx, cfg, func(r benchmarks.PlacementResult) error {
 		var err error
 		switch {
-		case c.json:
-			err = c.printJSON(r)
+		case c.JSON:
+			err = c.PrintJSON(r)
 		case r.PlanMS > 0:
-			_, err = fmt.Fprintf(c.out, "%6d %8d planned in %.1f ms\n", r.Nodes, r.Bundles, r.PlanMS)
+			_, err = fmt.Fprintf(c.Out, "%6d %8d planned in %.1f ms\n", r.Nodes, r.Bundles, r.PlanMS)
 		case r.FreedMS > 0:
-			_, err = fmt.Fprintf(c.out, "%6d a node of a lease of %.0f s died: lost after %.0f ms, freed after %.0f ms\n", r.Nodes, r.LeaseS, r.LostMS, r.FreedMS)
+			_, err = fmt.Fprintf(c.Out, "%6d a node of a lease of %.0f s died: lost after %.0f ms, freed after %.0f ms\n", r.Nodes, r.LeaseS, r.LostMS, r.FreedMS)
 		default:
-			_, err = fmt.Fprintf(c.out, "%6d %8d %8d %6v %10.0f %10.0f %10.0f\n", r.Nodes, r.Bundles, r.Clients, r.SyncAlways, r.PairsPerS, r.P50, r.P99)
+			_, err = fmt.Fprintf(c.Out, "%6d %8d %8d %6v %10.0f %10.0f %10.0f\n", r.Nodes, r.Bundles, r.Clients, r.SyncAlways, r.PairsPerS, r.P50, r.P99)
 		}
 		return err
 	})
