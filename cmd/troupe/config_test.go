@@ -93,6 +93,6 @@ func TestLogFormat(t *testing.T) {
 	require.Contains(t, lines[1], `"level":"ERROR","msg":"connect to nats://127.0.0.1:1`)
 
 	head, _ := u.up("--gpus", "none", "--log-level", "info", "--log-format", "json")
-	log := filepath.Join(head.Store, "agent", agentLog)
+	log := filepath.Join(head.Store, "agent", "agent.log")
 	require.Eventually(t, func() bool { data, _ := os.ReadFile(log); return strings.Contains(string(data), `"level":"INFO"`) }, 5*time.Second, 10*time.Millisecond, "the agent of the head has its settings")
 }

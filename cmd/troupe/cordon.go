@@ -96,7 +96,7 @@ func (c command) whoami() string {
 }
 
 func (c command) cordon(ctx context.Context, one placement.Cordon) error {
-	return c.withPlacement(ctx, true, func(client *placement.Client) error {
+	return c.WithPlacement(ctx, true, func(client *placement.Client) error {
 		kept, err := client.Cordon(ctx, one)
 		if err != nil {
 			return unknownNode(err)
@@ -110,7 +110,7 @@ func (c command) cordon(ctx context.Context, one placement.Cordon) error {
 }
 
 func (c command) uncordon(ctx context.Context, node, device string) error {
-	return c.withPlacement(ctx, true, func(client *placement.Client) error {
+	return c.WithPlacement(ctx, true, func(client *placement.Client) error {
 		was, err := client.Uncordon(ctx, node, device)
 		if err != nil {
 			return unknownNode(err)

@@ -493,7 +493,7 @@ func (c command) completePlacement(cmd *cobra.Command, words []string, names fun
 	}
 	ctx, cancel := context.WithTimeout(cmd.Context(), cli.CompletionWait)
 	defer cancel()
-	err := c.withPlacement(ctx, true, func(client *placement.Client) (err error) {
+	err := c.WithPlacement(ctx, true, func(client *placement.Client) (err error) {
 		out, err = names(ctx, client)
 		return err
 	})

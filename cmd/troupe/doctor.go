@@ -16,6 +16,7 @@ import (
 	"troupe/cmd/troupe/cli"
 	"troupe/cmd/troupe/dashboard"
 	"troupe/cmd/troupe/doctor"
+	"troupe/cmd/troupe/head"
 	"troupe/nodes"
 	"troupe/pipeline"
 	"troupe/placement"
@@ -176,7 +177,7 @@ func lateFacts(ctx context.Context, b *bus.Bus, all []doctor.Role) {
 
 func headFacts(ctx context.Context, b *bus.Bus) *doctor.Head {
 	sent := time.Now()
-	status := askHead(ctx, b)
+	status := head.Ask(ctx, b)
 	took := time.Since(sent)
 	if status == nil {
 		return nil

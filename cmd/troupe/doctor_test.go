@@ -165,7 +165,7 @@ func TestVersionOfAgents(t *testing.T) {
 	var view overview
 	require.NoError(t, json.Unmarshal([]byte(u.output("status", "--json")), &view))
 	require.Equal(t, view.Head.Version, view.Nodes[0].Version)
-	require.FileExists(t, filepath.Join(head.Store, "agent", agentLog))
+	require.FileExists(t, filepath.Join(head.Store, "agent", "agent.log"))
 	_, err = os.Stat(head.Store)
 	require.NoError(t, err)
 }

@@ -16,6 +16,9 @@ import (
 )
 
 // drainFlags are the flags of drain.
+// drainPoll is the interval of asking whether workers have ended.
+const drainPoll = 100 * time.Millisecond
+
 type drainFlags struct {
 	why   string
 	by    string
@@ -66,7 +69,7 @@ func (c command) drain(ctx context.Context, node string, f drainFlags) error {
 			return err
 		}
 		if _, err := client.Cordon(ctx, placement.Cordon{Node: node, Why: cmp.Or(f.why, "drained"), By: f.by}); err != nil {
-			return usageIfInvalid(err)
+			return cli.UsageIfInvalid(err)
 		}
 		agent := nodes.NewClient(b)
 		before, left, err := c.awaitEnds(ctx, agent, node, f.wait)
@@ -131,7 +134,7 @@ func (c command) awaitEnds(ctx context.Context, agent *nodes.Client, node string
 		select {
 		case <-ctx.Done():
 			return before, left, ctx.Err()
-		case <-time.After(nodesPoll):
+		case <-time.After(drainPoll):
 		}
 	}
 }

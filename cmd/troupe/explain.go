@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"troupe/cmd/troupe/cli"
+	"troupe/cmd/troupe/head"
 	"troupe/gpu"
 	"troupe/nodes"
 	"troupe/nodes/protocol"
@@ -48,11 +49,11 @@ func (c command) explain(ctx context.Context, r placement.Request, spec string) 
 	if spec != "" {
 		x, err := explainOffline(ctx, r, spec)
 		if err != nil {
-			return usageIfInvalid(err)
+			return cli.UsageIfInvalid(err)
 		}
 		return c.showExplanation(x)
 	}
-	return c.withPlacement(ctx, false, func(client *placement.Client) error {
+	return c.WithPlacement(ctx, false, func(client *placement.Client) error {
 		x, err := client.Explain(ctx, r)
 		if err != nil {
 			return err
@@ -63,18 +64,18 @@ func (c command) explain(ctx context.Context, r placement.Request, spec string) 
 
 // explainOffline decides on nodes without reservations.
 func explainOffline(ctx context.Context, r placement.Request, spec string) (placement.Explanation, error) {
-	inventories, err := openDevices(spec, "", "")
+	inventories, err := head.OpenDevices(spec, "", "")
 	if err != nil {
 		return placement.Explanation{}, cli.Usagef("%w", err)
 	}
-	defer closeDevices(inventories)
+	defer head.CloseDevices(inventories)
 	reports := make([]protocol.Report, len(inventories))
 	for i, inventory := range inventories {
 		devices, err := inventory.Devices(ctx)
 		if err != nil {
 			return placement.Explanation{}, err
 		}
-		reports[i] = protocol.Report{Node: nodeName(nodes.HostName(), i, len(inventories)), CPUs: 64, Memory: 512 * gpu.GiB, Devices: devices}
+		reports[i] = protocol.Report{Node: head.NodeName(nodes.HostName(), i, len(inventories)), CPUs: 64, Memory: 512 * gpu.GiB, Devices: devices}
 		if len(inventories) > 1 {
 			reports[i].Node = "node-" + strconv.Itoa(i)
 		}

@@ -31,7 +31,7 @@ hold it, and its faults. The last column of a node that is not ready has the rea
 }
 
 func (c command) gpus(ctx context.Context) error {
-	return c.withPlacement(ctx, true, func(client *placement.Client) error {
+	return c.WithPlacement(ctx, true, func(client *placement.Client) error {
 		rows, err := deviceRows(ctx, client)
 		if err != nil {
 			return err

@@ -2,17 +2,12 @@ package main
 
 import (
 	"context"
-	"time"
 
 	"github.com/spf13/cobra"
 
-	"troupe/bus"
 	"troupe/cmd/troupe/cli"
 	"troupe/placement"
 )
-
-// ledgerAnswer bounds the wait of a starting head for the status of its ledger.
-const ledgerAnswer = 2 * time.Second
 
 func newLedger(c command) *cobra.Command {
 	cmd := &cobra.Command{
@@ -43,7 +38,7 @@ its devices are granted only after it has reported.`,
 }
 
 func (c command) ledger(ctx context.Context, ask func(*placement.Client, context.Context) (placement.LedgerStatus, error)) error {
-	return c.withPlacement(ctx, true, func(client *placement.Client) error {
+	return c.WithPlacement(ctx, true, func(client *placement.Client) error {
 		status, err := ask(client, ctx)
 		if err != nil {
 			return err
@@ -63,20 +58,4 @@ func ledgerLine(s placement.LedgerStatus) string {
 		line += "; not confirmed yet: " + cli.Counted(s.Unconfirmed, "reservation")
 	}
 	return line
-}
-
-// ownLedger is the status of the head's ledger; zero if the service does not answer in time.
-func ownLedger(ctx context.Context, b *bus.Bus) placement.LedgerStatus {
-	client, err := placement.NewClient(b, "")
-	if err != nil {
-		return placement.LedgerStatus{}
-	}
-	defer client.Close()
-	ctx, cancel := context.WithTimeout(ctx, ledgerAnswer)
-	defer cancel()
-	status, err := client.Ledger(ctx)
-	if err != nil {
-		return placement.LedgerStatus{}
-	}
-	return status
 }

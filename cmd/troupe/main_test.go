@@ -20,6 +20,7 @@ import (
 	"troupe/bus"
 	"troupe/bus/bustest"
 	"troupe/cmd/troupe/cli"
+	"troupe/cmd/troupe/head"
 	"troupe/roles"
 )
 
@@ -29,7 +30,7 @@ const argsEnv = "TROUPE_TEST_ARGS"
 func TestMain(m *testing.M) {
 	roles.Main(append(hosted(), calcClass(), hostClass())...)
 	args, program := os.LookupEnv(argsEnv)
-	selfCommand = func(args ...string) (*exec.Cmd, error) {
+	head.SelfCommand = func(args ...string) (*exec.Cmd, error) {
 		cmd := exec.Command(os.Args[0])
 		cmd.Env = append(os.Environ(), argsEnv+"="+strings.Join(args, "\n"))
 		if !program { // an agent may outlive its head, not the test

@@ -22,7 +22,7 @@ import (
 // agentOf is the pid of the agent of a head's store.
 func agentOf(t *testing.T, store string) int {
 	t.Helper()
-	var file agentFile
+	var file struct{ PID int }
 	data, err := os.ReadFile(filepath.Join(store, "agent", "agent.json"))
 	require.NoError(t, err)
 	require.NoError(t, json.Unmarshal(data, &file))
@@ -94,7 +94,7 @@ func (u *shell) ready(out *screen) (head readyHead) {
 func (u *shell) killAfter(store string) {
 	u.t.Cleanup(func() {
 		if data, err := os.ReadFile(filepath.Join(store, "agent", "agent.json")); err == nil {
-			var file agentFile
+			var file struct{ PID int }
 			if json.Unmarshal(data, &file) == nil && !gone(file.PID) {
 				_ = syscall.Kill(file.PID, syscall.SIGKILL)
 			}

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"slices"
 	"strings"
@@ -149,30 +148,6 @@ func (f *requestFlags) exact(cmd *cobra.Command) (*placement.Mapping, error) {
 		return nil, cli.Usagef("--device-mapping: %w", err)
 	}
 	return &placement.Mapping{World: f.world, Devices: ids}, nil
-}
-
-// withPlacement calls do with a client of the placement service. An operator's client sees every namespace.
-func (c command) withPlacement(ctx context.Context, operator bool, do func(*placement.Client) error) error {
-	return c.WithBus(ctx, func(b *bus.Bus, s cli.Server) error {
-		namespace := s.Namespace
-		if operator {
-			namespace = ""
-		}
-		client, err := placement.NewClient(b, namespace)
-		if err != nil {
-			return err
-		}
-		defer client.Close()
-		return usageIfInvalid(do(client))
-	})
-}
-
-// usageIfInvalid makes an invalid request a usage error.
-func usageIfInvalid(err error) error {
-	if errors.Is(err, placement.ErrInvalid) || errors.Is(err, bus.ErrInvalid) {
-		return cli.Usagef("%w", err)
-	}
-	return err
 }
 
 // workerRows are the nodes and devices of workers, as rows of a table.

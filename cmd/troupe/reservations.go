@@ -32,7 +32,7 @@ func newReservations(c command) *cobra.Command {
 }
 
 func (c command) reservations(ctx context.Context, all bool) error {
-	return c.withPlacement(ctx, all, func(client *placement.Client) error {
+	return c.WithPlacement(ctx, all, func(client *placement.Client) error {
 		list, err := client.List(ctx)
 		if err != nil {
 			return err

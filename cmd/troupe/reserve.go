@@ -60,7 +60,7 @@ type reserved struct {
 }
 
 func (c command) reserve(ctx context.Context, r placement.Request, wait time.Duration) error {
-	return c.withPlacement(ctx, false, func(client *placement.Client) error {
+	return c.WithPlacement(ctx, false, func(client *placement.Client) error {
 		record, err := c.obtain(ctx, client, r, wait)
 		if !c.JSON {
 			if err != nil {
@@ -127,7 +127,7 @@ reservation of the same id.`,
 }
 
 func (c command) release(ctx context.Context, id string, token uint64) error {
-	return c.withPlacement(ctx, false, func(client *placement.Client) error {
+	return c.WithPlacement(ctx, false, func(client *placement.Client) error {
 		list, err := client.List(ctx)
 		if err != nil {
 			return err

@@ -6,6 +6,7 @@ import (
 
 	"troupe/cmd/troupe/bench"
 	"troupe/cmd/troupe/cli"
+	"troupe/cmd/troupe/head"
 
 	"github.com/spf13/cobra"
 )
@@ -52,11 +53,12 @@ Commands that talk to a head find the head on this machine. These variables name
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return cli.Usagef("%w (see %s --help)", err, cmd.CommandPath())
 	})
-	root.AddCommand(newUp(c), newRoles(c), newCall(c), newTimeline(c), newDestroy(c), newDemo(c), bench.New(base), newVersion(c))
+	root.AddCommand(newRoles(c), newCall(c), newTimeline(c), newDestroy(c), newDemo(c), bench.New(base), newVersion(c))
 	root.AddCommand(newExplain(c), newReserve(c), newRelease(c), newReservations(c), newGPUs(c), newRules(c), newLedger(c), newCordon(c), newUncordon(c))
-	root.AddCommand(newJoin(c), newAgent(c), newWait(c), newStatus(c), newDrain(c), newLogs(c), newStacks(c), newInterrupt(c), newDebug(c), newEvents(c), newLaunch(c))
+	root.AddCommand(newStatus(c), newDrain(c), newLogs(c), newStacks(c), newInterrupt(c), newDebug(c), newEvents(c))
+	root.AddCommand(head.Commands(base)...)
 	root.AddCommand(newRun(c), newPipeline(c), newNamespaces(c))
-	root.AddCommand(newDoctor(c), newTop(c), newDescribe(c), newConfig(c), newBackup(c), newRestore(c), newMan(c))
+	root.AddCommand(newDoctor(c), newTop(c), newDescribe(c), newConfig(c), newMan(c))
 	root.InitDefaultCompletionCmd()
 	strict(root)
 	return root

@@ -93,7 +93,7 @@ func (f *rulesFlags) check(cmd *cobra.Command) (change func(*placement.Rules), e
 }
 
 func (c command) rules(ctx context.Context, change func(*placement.Rules)) error {
-	return c.withPlacement(ctx, true, func(client *placement.Client) error {
+	return c.WithPlacement(ctx, true, func(client *placement.Client) error {
 		rules, err := client.Rules(ctx)
 		if err != nil {
 			return err

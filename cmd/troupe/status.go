@@ -14,6 +14,7 @@ import (
 
 	"troupe/bus"
 	"troupe/cmd/troupe/cli"
+	"troupe/cmd/troupe/head"
 	"troupe/nodes"
 	"troupe/placement"
 	"troupe/roles/registry"
@@ -24,7 +25,7 @@ const askNode = time.Second
 
 // overview is the JSON output of status.
 type overview struct {
-	Head    *headStatus         `json:"head,omitempty"` // nil if no head answers
+	Head    *head.Status        `json:"head,omitempty"` // nil if no head answers
 	URL     string              `json:"url"`
 	Nodes   []nodeOverview      `json:"nodes"`
 	Roles   []roleOutput        `json:"roles"` // of the namespace that was given, or of all
@@ -91,7 +92,7 @@ func (c command) status(ctx context.Context) error {
 
 // look collects the overview.
 func look(ctx context.Context, b *bus.Bus, s cli.Server) (overview, error) {
-	view := overview{URL: b.URL(), Head: askHead(ctx, b), Nodes: []nodeOverview{}}
+	view := overview{URL: b.URL(), Head: head.Ask(ctx, b), Nodes: []nodeOverview{}}
 	client, err := placement.NewClient(b, "")
 	if err != nil {
 		return view, err

@@ -1,4 +1,4 @@
-package main
+package head
 
 import (
 	"cmp"
@@ -455,4 +455,23 @@ func advertised(listen string) string {
 		}
 	}
 	return nodes.HostName()
+}
+
+// ledgerAnswer bounds the wait of a starting head for the status of its ledger.
+const ledgerAnswer = 2 * time.Second
+
+// ownLedger is the status of the head's ledger; zero if the service does not answer in time.
+func ownLedger(ctx context.Context, b *bus.Bus) placement.LedgerStatus {
+	client, err := placement.NewClient(b, "")
+	if err != nil {
+		return placement.LedgerStatus{}
+	}
+	defer client.Close()
+	ctx, cancel := context.WithTimeout(ctx, ledgerAnswer)
+	defer cancel()
+	status, err := client.Ledger(ctx)
+	if err != nil {
+		return placement.LedgerStatus{}
+	}
+	return status
 }

@@ -1,4 +1,4 @@
-package main
+package head
 
 import (
 	"context"
@@ -57,7 +57,7 @@ there yet. Every change of what is missing is printed.`,
 func (c command) wait(ctx context.Context, want wanted) error {
 	missing := "the head"
 	err := bus.Retry(ctx, bus.Backoff{First: nodesPoll, Most: nodesPoll}, func() error {
-		err := c.withPlacement(ctx, true, func(client *placement.Client) error {
+		err := c.WithPlacement(ctx, true, func(client *placement.Client) error {
 			have, err := c.awaitWanted(ctx, client, want, &missing)
 			if err != nil {
 				return err

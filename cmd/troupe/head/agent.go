@@ -1,4 +1,4 @@
-package main
+package head
 
 import (
 	"cmp"
@@ -84,11 +84,11 @@ func newAgent(c command) *cobra.Command {
 func (c command) agent(ctx context.Context, spec agentSpec, readyFunc func()) error {
 	c.Unread = nil // an agent runs on when its output is closed
 	claims := filepath.Join(spec.Dir, "sim")
-	inventories, err := openDevices(spec.GPUs, spec.Name, claims)
+	inventories, err := OpenDevices(spec.GPUs, spec.Name, claims)
 	if err != nil {
 		return cli.Usagef("--gpus: %w", err)
 	}
-	defer closeDevices(inventories)
+	defer CloseDevices(inventories)
 	ends := spec.Own || spec.ExitWhenLost
 	for again := false; ; again = true {
 		err := c.agentOnce(ctx, spec, inventories, again, readyFunc)
@@ -131,7 +131,7 @@ func (c command) agentOnce(ctx context.Context, spec agentSpec, inventories []gp
 		}
 	}
 	for i, inventory := range inventories {
-		node := nodes.Config{Name: nodeName(spec.Name, i, len(inventories)), Labels: spec.Labels, Inventory: inventory}
+		node := nodes.Config{Name: NodeName(spec.Name, i, len(inventories)), Labels: spec.Labels, Inventory: inventory}
 		cfg.Nodes = append(cfg.Nodes, spec.Resources.nodeConfig(node))
 	}
 	a, err := nodes.NewAgent(cfg)
@@ -163,7 +163,7 @@ func (c command) agentOnce(ctx context.Context, spec agentSpec, inventories []gp
 // has ended.
 func awaitHead(ctx context.Context, b *bus.Bus) bool {
 	return bus.Retry(ctx, bus.Backoff{First: headAsk / 2, Most: headAsk / 2}, func() error {
-		if !b.Connected() || askHead(ctx, b) == nil {
+		if !b.Connected() || Ask(ctx, b) == nil {
 			return bus.ErrUnavailable
 		}
 		return nil
@@ -260,7 +260,7 @@ func (w *headWatch) look(ctx context.Context, b *bus.Bus) {
 	}
 	if !w.there || time.Since(w.asked) > headAsk {
 		w.asked = time.Now()
-		head := askHead(ctx, b)
+		head := Ask(ctx, b)
 		w.there = head != nil
 		w.answered = w.answered || w.there
 		if w.there && head.PID != w.pid {
@@ -295,7 +295,7 @@ func (s agentSpec) names() ([]string, error) {
 	}
 	var names []string
 	for i := range n {
-		names = append(names, nodeName(cmp.Or(s.Name, nodes.HostName()), i, n))
+		names = append(names, NodeName(cmp.Or(s.Name, nodes.HostName()), i, n))
 	}
 	return names, nil
 }

@@ -1,4 +1,4 @@
-package main
+package head
 
 import (
 	"context"
@@ -16,11 +16,12 @@ import (
 
 const (
 	storeLimit   = time.Minute      // until the store of a starting head answers
+	askTimeout   = time.Second      // for the answer of a head
 	storeAttempt = 10 * time.Second // a request that a server without a leader got is never answered
 )
 
-// headStatus is the answer of a head to askHead.
-type headStatus struct {
+// Status is the answer of a head to Ask.
+type Status struct {
 	PID     int       `json:"pid"`
 	Since   time.Time `json:"since"`
 	Version string    `json:"version"`
@@ -78,7 +79,7 @@ func (s *statusServer) close() {
 }
 
 func (s *statusServer) answer(m *bus.Msg) {
-	status := headStatus{PID: os.Getpid(), Since: s.since, Version: cli.Version, Refused: s.b.Refused(), Replicas: s.replicas, Clustered: s.b.Clustered(), Now: time.Now().UTC()}
+	status := Status{PID: os.Getpid(), Since: s.since, Version: cli.Version, Refused: s.b.Refused(), Replicas: s.replicas, Clustered: s.b.Clustered(), Now: time.Now().UTC()}
 	if usage, ours := s.b.Store(); ours {
 		status.Store = &usage
 	}
@@ -91,12 +92,12 @@ func (s *statusServer) answer(m *bus.Msg) {
 	}
 }
 
-// askHead is the status of the head; nil if none answers within askNode.
-func askHead(ctx context.Context, b *bus.Bus) *headStatus {
-	ctx, cancel := context.WithTimeout(ctx, askNode)
+// Ask is the status of the head; nil if none answers in time.
+func Ask(ctx context.Context, b *bus.Bus) *Status {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	m, err := b.Request(ctx, bus.NodesHead(), nil)
-	var status headStatus
+	var status Status
 	if err != nil || json.Unmarshal(m.Data, &status) != nil {
 		return nil
 	}

@@ -1,4 +1,4 @@
-package main
+package head
 
 import (
 	"crypto/ecdsa"

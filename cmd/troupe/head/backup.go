@@ -1,4 +1,4 @@
-package main
+package head
 
 import (
 	"archive/tar"
@@ -377,7 +377,7 @@ func (c command) restoreInto(ctx context.Context, path string, manifest backupMa
 			return err
 		}
 		defer func() { _ = b.Close() }() // fails only if the server is gone
-		if askHead(ctx, b) != nil {
+		if Ask(ctx, b) != nil {
 			return bus.Errorf(bus.CodeRefused, "a head runs on this NATS server; stop every head first")
 		}
 		return restoreStreams(ctx, b, path, manifest, f.force)

@@ -1,4 +1,4 @@
-package main
+package head
 
 import (
 	"bytes"
@@ -32,8 +32,8 @@ const (
 	agentLogs  = 4 << 20 // bytes of the log before it is rotated
 )
 
-// selfCommand runs this program. Tests replace it.
-var selfCommand = func(args ...string) (*exec.Cmd, error) {
+// SelfCommand runs this program. Tests replace it.
+var SelfCommand = func(args ...string) (*exec.Cmd, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -180,7 +180,7 @@ func (a *ownAgent) start() error {
 	if err != nil {
 		return err
 	}
-	cmd, err := selfCommand("agent", string(spec))
+	cmd, err := SelfCommand("agent", string(spec))
 	if err != nil {
 		return err
 	}

@@ -1,4 +1,4 @@
-package main
+package head
 
 import (
 	"context"
@@ -146,8 +146,8 @@ func (d *declaredResources) nodeConfig(c nodes.Config) nodes.Config {
 	return c
 }
 
-// openDevices is gpu.Open with the NVIDIA driver. claims is the folder in which processes claim simulated devices.
-func openDevices(spec, name, claims string) ([]gpu.Inventory, error) {
+// OpenDevices is gpu.Open with the NVIDIA driver. claims is the folder in which processes claim simulated devices.
+func OpenDevices(spec, name, claims string) ([]gpu.Inventory, error) {
 	return gpu.Open(gpu.Config{Spec: spec, Name: name, SimClaims: claims, DriverFunc: nvml.Open})
 }
 
@@ -157,18 +157,18 @@ func countNodes(spec string) (int, error) {
 		return 1, nil
 	}
 	inventories, err := gpu.Open(gpu.Config{Spec: spec})
-	closeDevices(inventories)
+	CloseDevices(inventories)
 	return len(inventories), err
 }
 
-func closeDevices(inventories []gpu.Inventory) {
+func CloseDevices(inventories []gpu.Inventory) {
 	for _, inventory := range inventories {
 		_ = inventory.Close() // inventories are only read
 	}
 }
 
-// nodeName is the name of the i-th of n nodes of one machine.
-func nodeName(name string, i, n int) string {
+// NodeName is the name of the i-th of n nodes of one machine.
+func NodeName(name string, i, n int) string {
 	if n == 1 {
 		return name
 	}
