@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"troupe/cmd/troupe/cli"
 	"troupe/placement"
 )
 
@@ -69,12 +70,13 @@ func TestWatchDevices(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	doneCh := make(chan int, 1)
 	go func() {
-		doneCh <- execute(ctx, []string{"gpus", "--watch", "--every", "100ms"}, &cli{out: &out, err: &errs, env: u.getenv})
+		doneCh <- execute(ctx, []string{"gpus", "--watch", "--every", "100ms"}, &cli.CLI{Out: &out, Err: &errs, Env: u.getenv})
 	}()
 	require.Contains(t, out.line(t, errs.String), "HELD BY")
 	require.NotContains(t, out.String(), "actor_train")
 	u.output("reserve", "--bundles", "2", "--devices", "1", "--id", "tr", "--holder", "actor_train")
 	require.Eventually(t, func() bool { return strings.Contains(out.String(), "actor_train/1") }, 10*time.Second, 10*time.Millisecond)
+	require.NotContains(t, out.String(), "\x1b", "it is not a terminal")
 	cancel()
 	require.Zero(t, <-doneCh, errs.String())
 	require.Contains(t, u.fails(2, "gpus", "--watch", "--every", "1ms"), "--every 1ms")
