@@ -99,7 +99,7 @@ func (c *creator) end(ctx context.Context) {
 func (c *creator) gone(name string, err error) {
 	for _, key := range []string{"role/" + c.namespace + "/" + name, "held/" + c.namespace + "/" + name} {
 		if err != nil || c.failed[name] {
-			c.m.MaybeGone(key)
+			c.m.MaybeLater(key, absent)
 		} else {
 			c.m.Set(key, absent)
 		}

@@ -124,6 +124,15 @@ func (v *mover) tell(id, value string, err error) {
 	}
 }
 
+// tellLate is tell for a request to the engine, which may perform it after its caller has given up.
+func (v *mover) tellLate(id, value string, err error) {
+	if err == nil {
+		v.m.Set("item/"+id, value)
+	} else {
+		v.m.MaybeLater("item/"+id, value)
+	}
+}
+
 // take takes items out of the sink; each of them must be one that is there.
 func (v *mover) take(ctx context.Context, rng *rand.Rand) {
 	ctx, cancel := context.WithTimeout(ctx, readLimit)
@@ -146,7 +155,7 @@ func (v *mover) take(ctx context.Context, rng *rand.Rand) {
 	err = loan.Ack(ctx)
 	v.m.Logf("take%s: %v", ids, err)
 	for _, it := range loan.Items {
-		v.tell(it.ID, absent, err)
+		v.tellLate(it.ID, absent, err)
 	}
 }
 
@@ -166,7 +175,7 @@ func (v *mover) bury(ctx context.Context, rng *rand.Rand) {
 	if rng.IntN(2) == 0 {
 		n, err = v.client.DropDead(ctx, []uint64{d.Seq}, false)
 		v.m.Logf("drop dead letter %s at %d: %d, %v", d.ID, d.Seq, n, err)
-		v.tell(d.ID, absent, err)
+		v.tellLate(d.ID, absent, err)
 		return
 	}
 	v.mu.Lock()
@@ -174,5 +183,5 @@ func (v *mover) bury(ctx context.Context, rng *rand.Rand) {
 	v.mu.Unlock()
 	n, err = v.client.RetryDead(ctx, []uint64{d.Seq}, false)
 	v.m.Logf("retry dead letter %s at %d: %d, %v", d.ID, d.Seq, n, err)
-	v.tell(d.ID, inSink, err)
+	v.tellLate(d.ID, inSink, err)
 }

@@ -25,7 +25,7 @@ type Model struct {
 type possible struct {
 	values   []string
 	unknown  bool // or a value that only the server knows: of an operation whose answer was lost
-	lingers  bool // its owner may still remove it in the background: presence chooses nothing, absence does
+	lingers  bool // an operation under way may still change or remove it: presence chooses nothing, absence does
 	past     []string
 	settleBy time.Time // until then a value of the past may be seen: leases, which end by their clock
 }
@@ -112,15 +112,12 @@ func (m *Model) MaybeAny(name string, lingers bool) {
 	p.unknown, p.lingers = true, lingers
 }
 
-// MaybeGone is an end whose outcome is not known; the key may also vanish later.
-func (m *Model) MaybeGone(name string) {
+// MaybeLater is Maybe for an operation that may still be performed after the next observation.
+func (m *Model) MaybeLater(name, value string) {
+	m.Maybe(name, value)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	p := m.key(name)
-	p.lingers = true
-	if !slices.Contains(p.values, absent) {
-		p.values = append(p.values, absent)
-	}
+	m.key(name).lingers = true
 }
 
 // Doubt is a fault that may end what is under a prefix: nodes that are lost take their reservations with them.

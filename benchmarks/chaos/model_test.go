@@ -32,6 +32,12 @@ func TestModel(t *testing.T) {
 	require.Empty(t, check(nil))
 	require.Len(t, check(map[string]string{"c": "x"}), 1, "but it does not come back")
 
+	m.Set("e", "dead")
+	m.MaybeLater("e", absent)
+	require.Empty(t, check(map[string]string{"e": "dead"}), "it has not happened yet")
+	require.Empty(t, check(nil), "but may happen later")
+	require.Len(t, check(map[string]string{"e": "dead"}), 1, "once")
+
 	m.Set("d", "lease")
 	m.SetAfter("d", absent, time.Hour)
 	require.Empty(t, check(map[string]string{"d": "lease"}), "a lease ends by its clock")
