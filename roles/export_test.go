@@ -49,3 +49,6 @@ func (rt *Runtime) Alive(ctx context.Context, session string) bool {
 	reg, err := rt.registry(ctx)
 	return err != nil || reg.DriverAlive(ctx, session)
 }
+
+// MonitorRole monitors a role, as a head does.
+func (rt *Runtime) MonitorRole(rec registry.RoleRecord) { rt.monitorRole(rec) }

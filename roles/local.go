@@ -195,7 +195,7 @@ func (l *Local) follow(rec registry.RoleRecord) error {
 	}
 	p, err := l.sharedHost(rec.Namespace)
 	if err == nil {
-		_, err = p.rt.newCluster(rec, followed, Spec{}.withDefaults())
+		_, err = p.rt.newMonitor(rec)
 	}
 	return err
 }

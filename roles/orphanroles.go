@@ -177,16 +177,9 @@ func (rt *Runtime) monitorRole(rec registry.RoleRecord) {
 	if !rec.NeedsMonitor(false) {
 		return
 	}
-	rt.mu.Lock()
-	for c := range rt.clusters {
-		if c.to == rec.Address() && c.origin == followed {
-			rt.mu.Unlock()
-			return
-		}
-	}
-	rt.mu.Unlock()
-	c, err := rt.newCluster(rec, followed, Spec{}.withDefaults())
+	c, err := rt.newMonitor(rec)
 	switch {
+	case c == nil && err == nil: // there is one
 	case err != nil && rt.ctx.Err() == nil:
 		rt.log.Warn("roles: monitoring a role failed", "role", rec.Name, "error", err)
 	case err != nil:
@@ -197,6 +190,22 @@ func (rt *Runtime) monitorRole(rec registry.RoleRecord) {
 		c.end(rec.Failure())
 		rt.spawn(func() { c.killFailed(); c.release() })
 	}
+}
+
+// newMonitor makes the cluster that monitors a role; nil: there is one. Two of them would restart the same workers, each anew
+// whenever it sees the restart of the other.
+func (rt *Runtime) newMonitor(rec registry.RoleRecord) (*Cluster, error) {
+	rt.monitorMu.Lock()
+	defer rt.monitorMu.Unlock()
+	rt.mu.Lock()
+	for c := range rt.clusters {
+		if c.to == rec.Address() && c.origin == followed {
+			rt.mu.Unlock()
+			return nil, nil
+		}
+	}
+	rt.mu.Unlock()
+	return rt.newCluster(rec, followed, Spec{}.withDefaults())
 }
 
 // endRole destroys a role whose driver is dead or closes. Its workers may run elsewhere, or have died with the driver.

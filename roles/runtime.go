@@ -131,6 +131,8 @@ type Runtime struct {
 	regMu sync.Mutex // held while the registry is opened
 	reg   *registry.Registry
 
+	monitorMu sync.Mutex // held while a monitor of a role is made: each role has one
+
 	killing atomic.Bool // Kill has been called: roles are killed instead of stopped
 
 	mu       sync.Mutex // guards what follows
