@@ -23,6 +23,7 @@ import (
 	"troupe/nodes"
 	"troupe/placement"
 	"troupe/roles"
+	"troupe/roles/sessions"
 )
 
 // upFlags are the flags of up.
@@ -272,6 +273,11 @@ func (c *cli) up(ctx context.Context, h *head, inside func(context.Context, *bus
 		return err
 	}
 	defer roles.GC{Bus: b, Logger: log}.Start(ctx)()
+	stopSessions, err := sessions.Serve(ctx, sessions.Config{Bus: b, Replicas: h.replicas, Logger: log})
+	if err != nil {
+		return err
+	}
+	defer stopSessions()
 	if inside != nil {
 		return inside(ctx, b)
 	}
