@@ -53,12 +53,13 @@ type actor struct {
 	spec       actorSpec
 	held       []wire.Reference // inside the constructor's arguments
 	state      actorState
-	role       string // of its process; a restart has another
-	restarted  int    // times
-	placed     bool   // the role and its resources are stored
-	onPlaced   func() // what waits for that; nil: nothing
-	exiting    string // why the process ends on purpose, which is no reason to restart it
-	cluster    *roles.Cluster
+	role       string      // of its process; a restart has another
+	restarted  int         // times
+	placed     bool        // the role and its resources are stored
+	onPlaced   func()      // what waits for that; nil: nothing
+	exiting    string      // why the process ends on purpose, which is no reason to restart it
+	process    *process    // nil: it does not run yet
+	group      *actorGroup // until its process runs; nil: the role of its process is its own
 	at         scheduler.Allocation
 	cause      any // what callers are told: a cause, or the frame of an exception
 	reason     string
@@ -113,6 +114,7 @@ func (s *service) createActor(c *call) error {
 		s.names[key] = id
 	}
 	a := s.newActor(id, spec)
+	s.enterGroup(a, process)
 	a.held = referencesIn(spec.Construct)
 	s.rt.References().Retain(a.held...)
 	if !s.created(a)[process] {
@@ -141,11 +143,26 @@ func (s *service) schedule(a *actor, strategy scheduler.Strategy) {
 			s.endActor(a, g.refused.Text, false)
 			return
 		}
-		a.state, a.at, a.placed = stateStarting, g.allocation, false
-		s.store.dirty(actorKey(a.id))
-		s.store.onStored(func() { s.do(func() { s.placed(a, role) }) })
-		s.background(func() { s.startActor(a, role) })
+		a.state, a.at = stateStarting, g.allocation
+		if !s.joinGroup(a) {
+			s.start(a)
+		}
 	})
+}
+
+// start starts the process of an actor that has a node, in a role of its own.
+func (s *service) start(a *actor) {
+	role := a.role
+	s.storePlace(a)
+	s.background(func() { s.startActor(a, role) })
+}
+
+// storePlace stores the role and the resources of an actor.
+func (s *service) storePlace(a *actor) {
+	role := a.role
+	a.placed = false
+	s.store.dirty(actorKey(a.id))
+	s.store.onStored(func() { s.do(func() { s.placed(a, role) }) })
 }
 
 // placed notes that the role and the resources of an actor are stored: callers may hear where it is.
@@ -161,6 +178,20 @@ func (s *service) placed(a *actor, role string) {
 
 // startActor starts the process of an actor and constructs the actor.
 func (s *service) startActor(a *actor, role string) {
+	plan, err := s.planActor(a)
+	var cl *roles.Cluster
+	if err == nil {
+		cl, err = s.createRole(role, plan)
+	}
+	if err != nil {
+		s.startFailed(a, role, nodePatience, err)
+		return
+	}
+	s.constructActor(a, role, &process{cluster: cl})
+}
+
+// planActor describes the process of an actor that has a node.
+func (s *service) planActor(a *actor) (*processPlan, error) {
 	var at scheduler.Allocation
 	var assigned map[string]any
 	var spec actorSpec
@@ -175,23 +206,24 @@ func (s *service) startActor(a *actor, role string) {
 			devices[name] = ids
 		}
 	}
-	cl, err := s.createProcess(role, spec.Job, spec.Env, at, devices, assigned)
-	if err != nil {
-		s.startFailed(a, role, nodePatience, err)
-		return
-	}
+	return s.plan(spec.Job, spec.Env, at, devices, assigned)
+}
+
+// constructActor constructs an actor in its process, which runs.
+func (s *service) constructActor(a *actor, role string, p *process) {
 	gone := false
+	var construct wire.Raw
 	s.do(func() {
 		if gone = a.state == stateDead || a.role != role; gone {
 			return
 		}
-		a.cluster = cl
-		s.processes[role] = spec.Job
+		a.process, a.group, construct = p, nil, a.spec.Construct
+		s.processes[role] = a.spec.Job
 		s.store.dirty(actorKey(a.id))
-		s.background(func() { s.watchActor(a, role, cl) })
+		s.background(func() { s.watchActor(a, role, p) })
 	})
 	if gone {
-		s.destroy(cl, false)
+		s.destroy(p, false)
 		s.do(func() {
 			if a.state == stateDead { // otherwise a later process has the resources
 				s.release(a.id)
@@ -199,7 +231,7 @@ func (s *service) startActor(a *actor, role string) {
 		})
 		return
 	}
-	kind, value, err := s.construct(cl, spec.Construct)
+	kind, value, err := s.construct(p, construct)
 	if err != nil {
 		s.startFailed(a, role, deathPatience, err)
 		return
@@ -208,28 +240,20 @@ func (s *service) startActor(a *actor, role string) {
 }
 
 // construct has a process construct its actor: ("ok", pid) or ("error", frame).
-func (s *service) construct(cl *roles.Cluster, construct wire.Raw) (kind string, value wire.Raw, err error) {
-	w, err := cl.Worker(0)
-	if err != nil {
-		return "", nil, err
-	}
+func (s *service) construct(p *process, construct wire.Raw) (kind string, value wire.Raw, err error) {
 	args, err := plainArguments(construct)
 	if err != nil {
 		return "", nil, err
 	}
-	f, err := w.Go(s.ctx, dispatch.Call{Method: "construct", Args: args})
+	answer, err := askProcess[[]wire.Raw](s.ctx, p, dispatch.Call{Method: "construct", Args: args})
 	if err != nil {
 		return "", nil, err
 	}
-	answers, err := dispatch.AwaitEach[[]wire.Raw](s.ctx, f)
-	if err != nil {
-		return "", nil, err
-	}
-	if len(answers) != 1 || len(answers[0]) != 2 {
+	if len(answer) != 2 {
 		return "", nil, bus.Errorf(bus.CodeMalformed, "the answer of the constructor is malformed")
 	}
-	err = wire.Unmarshal(answers[0][0], &kind)
-	return kind, answers[0][1], err
+	err = wire.Unmarshal(answer[0], &kind)
+	return kind, answer[1], err
 }
 
 // startFailed ends an actor whose process did not start. The watch of the process, or of its node, may know the reason in a moment.
@@ -238,7 +262,11 @@ func (s *service) startFailed(a *actor, role string, patience time.Duration, why
 		return
 	}
 	s.do(func() {
-		if a.role != role || a.state == stateDead {
+		switch {
+		case a.role != role:
+			return
+		case a.state == stateDead:
+			s.release(a.id) // endActor has left it to the start
 			return
 		}
 		c := &call{s: s, ctx: s.ctx, answered: true}
@@ -291,8 +319,8 @@ func (s *service) dropConstruct(a *actor) {
 }
 
 // watchActor waits for the end of an actor's process.
-func (s *service) watchActor(a *actor, role string, cl *roles.Cluster) {
-	detail := s.died(cl)
+func (s *service) watchActor(a *actor, role string, p *process) {
+	detail := s.died(p)
 	if s.ctx.Err() != nil {
 		return
 	}
@@ -331,11 +359,12 @@ func (s *service) processLost(a *actor, role, reason string) {
 
 // restart starts an actor again, in another process, after the old one has ended.
 func (s *service) restart(a *actor) {
-	old, role := a.cluster, a.role
+	old, role, group := a.process, a.role, a.group
 	a.restarted++
-	a.cluster, a.killReason, a.onPlaced = nil, "", nil
+	a.process, a.group, a.killReason, a.onPlaced = nil, nil, "", nil
 	a.role = fmt.Sprintf("actor-%s-%d", a.id, a.restarted)
 	a.state = stateRestarting
+	s.breakUp(group)
 	ended := a.ended
 	a.ended = nil
 	wakeAll(ended)
@@ -369,7 +398,7 @@ func (s *service) endActor(a *actor, reason string, crashed bool) {
 	if a.cause == nil {
 		a.cause = cause{Kind: causeDied, Text: fmt.Sprintf("The actor %s (ActorID %s) died unexpectedly before finishing this task. %s", a.spec.ClassName, a.id, reason)}
 	}
-	starting := a.state == stateStarting && a.cluster == nil
+	starting := a.state == stateStarting && a.process == nil && !a.group.isForming()
 	a.state, a.reason = stateDead, reason
 	s.deaths = append(s.deaths, a.id)
 	if !crashed || len(a.holders) == 0 || a.spec.Detached {
@@ -380,11 +409,11 @@ func (s *service) endActor(a *actor, reason string, crashed bool) {
 	a.settled, a.ended = nil, nil
 	wakeAll(settled)
 	wakeAll(ended)
-	switch cl, gentle := a.cluster, reason == reasonOutOfScope; {
-	case cl != nil:
+	switch p, gentle := a.process, reason == reasonOutOfScope; {
+	case p != nil:
 		done := s.processEnding(a.spec.Job)
 		s.background(func() {
-			s.destroy(cl, gentle)
+			s.destroy(p, gentle)
 			s.do(func() {
 				s.release(a.id)
 				done()
@@ -394,6 +423,7 @@ func (s *service) endActor(a *actor, reason string, crashed bool) {
 		s.release(a.id)
 	}
 	s.store.dirty(actorKey(a.id))
+	s.breakUp(a.group)
 	s.endProcess(a.role)
 	s.forgetJob(a.spec.Job)
 }
@@ -433,7 +463,7 @@ func (s *service) killActor(c *call) error {
 		s.endActor(a, reasonKilled, false)
 		c.replyStored(a.cause)
 	default:
-		if a.cluster != nil {
+		if a.process != nil {
 			a.killReason = reasonKilled
 			s.processLost(a, a.role, reasonKilled)
 		}

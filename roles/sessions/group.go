@@ -16,7 +16,7 @@ type groupTimes struct {
 // createGroup queues a group. The answer is an empty text, or why it is refused.
 func (s *service) createGroup(c *call) error {
 	var g scheduler.GroupInfo
-	if err := c.args.read(&g.ID, &g.Name, &g.Namespace, &g.Owner, &g.Detached, &g.Bundles, &g.Strategy, &g.Target); err != nil {
+	if err := c.args.read(&g.ID, &g.Name, &g.Namespace, &g.Owner, &g.Detached, &g.Bundles, &g.Strategy, &g.Target, &g.Gang); err != nil {
 		return err
 	}
 	if there := s.sched.GroupNamed(g.Namespace, g.Name); g.Name != "" && there != nil && there.ID != g.ID {
@@ -45,6 +45,11 @@ func (s *service) groupChanged(id string) {
 	delete(s.awaiting, id)
 	wakeAll(waiting)
 	s.store.dirty(groupKey(id))
+	if g := s.sched.Group(id); g != nil && g.State == scheduler.GroupRemoved && g.Gang.Name != "" {
+		for _, other := range s.sched.GangOf(g) {
+			s.store.dirty(groupKey(other.ID)) // its gang is smaller
+		}
+	}
 	for known := range s.groups { // a removed group leaves the table of the scheduler after a while
 		if len(s.groups) <= 2*deadMost {
 			break
@@ -112,6 +117,19 @@ func (s *service) listGroups(c *call) error {
 	}
 	c.reply(rows)
 	return nil
+}
+
+// storedInfo is a group as it is stored: without those of its gang that were removed, which are not.
+func (s *service) storedInfo(g *scheduler.Group) groupInfo {
+	info := groupInfo(g.GroupInfo)
+	if info.Gang.Name != "" {
+		for _, other := range s.sched.GangOf(g) {
+			if other.State == scheduler.GroupRemoved {
+				info.Gang.Size--
+			}
+		}
+	}
+	return info
 }
 
 func (s *service) groupRow(g *scheduler.Group) map[string]any {

@@ -151,6 +151,7 @@ func (s *service) endJob(j *job) {
 		if id == j.id {
 			delete(s.processes, process)
 			delete(s.turns, process)
+			s.endCreator(process)
 			s.decided(s.sched.EndOwner(process), reasonGroupRemoved)
 		}
 	}

@@ -25,7 +25,7 @@ const (
 type worker struct {
 	id, key, role string
 	job           string
-	cluster       *roles.Cluster // nil: it starts
+	process       *process // nil: it starts
 	idleSince     time.Time
 	lease         string // empty: it has no work
 	spent         bool   // it runs no more tasks
@@ -34,7 +34,7 @@ type worker struct {
 }
 
 func (w *worker) isIdle() bool {
-	return w.lease == "" && !w.dead && !w.spent && !w.retiring && w.cluster != nil
+	return w.lease == "" && !w.dead && !w.spent && !w.retiring && w.process != nil
 }
 
 // leaseAsked leases a process for tasks with these resources: it answers when they are free and the process is up.
@@ -90,7 +90,11 @@ func (s *service) lease(c *call, id, jobID string, env wire.Raw, at scheduler.Al
 	s.workers[w.id] = w
 	s.background(func() {
 		assigned := map[string]any{"kind": "task", "groups": map[string]any{}, "worker_id": w.id, "placement": nil}
-		cl, err := s.createProcess(w.role, jobID, env, at, map[string][]string{}, assigned)
+		plan, err := s.plan(jobID, env, at, map[string][]string{}, assigned)
+		var cl *roles.Cluster
+		if err == nil {
+			cl, err = s.createRole(w.role, plan)
+		}
 		s.do(func() {
 			switch {
 			case err != nil:
@@ -99,10 +103,10 @@ func (s *service) lease(c *call, id, jobID string, env wire.Raw, at scheduler.Al
 				c.reply(map[string]any{"error": err.Error()})
 			case w.dead: // its job, node or group has ended
 				s.release(id)
-				s.background(func() { s.destroy(cl, false) })
+				s.background(func() { s.destroy(&process{cluster: cl}, false) })
 				c.reply(map[string]any{"error": "the process was ended"})
 			default:
-				w.cluster = cl
+				w.process = &process{cluster: cl}
 				s.processes[w.role] = jobID
 				s.watchWorker(w)
 				answer(w)
@@ -136,9 +140,9 @@ func poolKey(env wire.Raw, at scheduler.Allocation) string {
 }
 
 func (s *service) watchWorker(w *worker) {
-	cl := w.cluster
+	p := w.process
 	s.background(func() {
-		s.died(cl)
+		s.died(p)
 		if s.ctx.Err() == nil {
 			s.do(func() { s.endWorker(w) })
 		}
@@ -157,10 +161,10 @@ func (s *service) endWorker(w *worker) {
 		s.release(w.lease)
 	}
 	s.endProcess(w.role)
-	if cl := w.cluster; cl != nil {
+	if p := w.process; p != nil {
 		done := s.processEnding(w.job)
 		s.background(func() {
-			s.destroy(cl, false)
+			s.destroy(p, false)
 			s.do(done)
 		})
 	}
@@ -237,7 +241,7 @@ func (s *service) reapLoop() {
 func (s *service) reap(now time.Time) {
 	var idle []*worker
 	for _, w := range s.workers {
-		if w.lease == "" && w.cluster != nil && !w.retiring {
+		if w.lease == "" && w.process != nil && !w.retiring {
 			idle = append(idle, w)
 		}
 	}
@@ -261,9 +265,9 @@ func (s *service) retire(w *worker) {
 		}
 	}
 	w.retiring = true
-	cl := w.cluster
+	p := w.process
 	s.background(func() {
-		needed := s.ownsObjects(cl)
+		needed := s.ownsObjects(p)
 		s.do(func() {
 			if w.retiring = false; !needed && w.lease == "" {
 				s.endWorker(w)
@@ -273,15 +277,7 @@ func (s *service) retire(w *worker) {
 }
 
 // ownsObjects reports whether other processes hold objects of this one.
-func (s *service) ownsObjects(cl *roles.Cluster) bool {
-	w, err := cl.Worker(0)
-	if err != nil {
-		return false
-	}
-	f, err := w.Go(s.ctx, dispatch.Call{Method: "owns", Timeout: ownsLimit})
-	if err != nil {
-		return false
-	}
-	answers, err := dispatch.AwaitEach[bool](s.ctx, f)
-	return err == nil && len(answers) == 1 && answers[0]
+func (s *service) ownsObjects(p *process) bool {
+	owns, err := askProcess[bool](s.ctx, p, dispatch.Call{Method: "owns", Timeout: ownsLimit})
+	return err == nil && owns
 }

@@ -11,6 +11,7 @@ func (s *service) table() map[string]func(*call) error {
 		"present":      s.present,     // is not answered
 
 		"create_actor":   s.createActor,   // actor_id, spec, process → {}, existing or taken
+		"group_size":     s.groupSize,     // name, number of actors
 		"actor_info":     s.actorInfo,     // actor_id → role and restarts, or dead
 		"actor_lost":     s.actorLost,     // actor_id, role, patience → dead, restarts or {}
 		"actor_state":    s.actorState,    // actor_id → state
@@ -42,7 +43,7 @@ func (s *service) placementAsked(c *call) error {
 	}
 	c.args = c.args[1:]
 	switch method {
-	case "create_group": // id, name, namespace, owner, detached, bundles, strategy, target → empty, or why not
+	case "create_group": // id, name, namespace, owner, detached, bundles, strategy, target, gang → empty, or why not
 		return s.createGroup(c)
 	case "remove_group": // id
 		return s.removeGroup(c)

@@ -23,11 +23,27 @@ const (
 	gentleLimit  = 6 * time.Second // the same with its exit functions, which have four seconds
 )
 
-// createProcess starts a process for an actor or for tasks, on the node of the allocation. assigned is what the process is told of
-// its purpose.
-func (s *service) createProcess(name, jobID string, env wire.Raw, at scheduler.Allocation, devices map[string][]string, assigned map[string]any) (*roles.Cluster, error) {
-	var e environment
-	if err := (arguments{env}).read(&e); err != nil {
+// process is a process of an actor, or for tasks: a rank of a role.
+type process struct {
+	cluster *roles.Cluster
+	rank    int
+	shared  *sharedRole // of a role with several ranks; nil: the role is this process
+}
+
+// processPlan is a process that is to be started.
+type processPlan struct {
+	job       *jobSpec
+	jobID     string
+	env       environment
+	node      string // name
+	variables map[string]string
+	fields    map[string]any // what the process is told of itself
+}
+
+// plan describes a process for an actor or for tasks, on the node of the allocation. assigned is what the process is told of its purpose.
+func (s *service) plan(jobID string, env wire.Raw, at scheduler.Allocation, devices map[string][]string, assigned map[string]any) (*processPlan, error) {
+	p := &processPlan{jobID: jobID, node: at.Node}
+	if err := (arguments{env}).read(&p.env); err != nil {
 		return nil, err
 	}
 	var j *job
@@ -36,21 +52,38 @@ func (s *service) createProcess(name, jobID string, env wire.Raw, at scheduler.A
 	if j == nil {
 		return nil, bus.Errorf(bus.CodeNotFound, "the job %s has ended", jobID)
 	}
-	job := &j.spec // never changed
-	config := map[string]any{"job_id": jobID, "job_process": job.Process, "troupe_ray": job.TroupeRay, "devices": devices, "node_id": at.NodeID,
-		"node_ip": address, "address": job.Address, "env": orNil(env), "job_namespace": job.Namespace}
-	maps.Copy(config, assigned)
-	spec := roles.Spec{
-		Name: name, Class: processClass, World: 1, QueueLimit: pendingMost, Detached: true, StartTimeout: processStart,
-		Config: map[string]any{"ray": config, "driver": job.Session, "pickle": true, "sys_path": job.SysPath, "python": job.Python, "troupe": job.Package, "shipped": false},
-		Process: &roles.Process{
-			Command: []string{cmp.Or(textOf(e.Executable), job.Executable), "-m", "troupe.ray._process"},
-			Dir:     cmp.Or(textOf(e.WorkingDir), job.Dir), Env: variables(job, e, devices, assigned["kind"] == "task"), OwnVariables: true,
-			Needs:      placement.Request{Bundles: []placement.Bundle{{Node: at.Node}}},
-			OutputMode: nodes.OutputMode(job.Output), OutputTo: bus.Address{Namespace: s.namespace, Role: job.Process, Incarnation: job.Session},
-		},
+	p.job = &j.spec // never changed
+	p.variables = variables(p.job, p.env, devices, assigned["kind"] == "task")
+	p.fields = map[string]any{"devices": devices, "node_id": at.NodeID, "node_ip": address, "env": orNil(env)}
+	maps.Copy(p.fields, assigned)
+	return p, nil
+}
+
+// createRole starts a role with these processes as its ranks. They differ in node, variables and fields alone.
+func (s *service) createRole(name string, plans ...*processPlan) (*roles.Cluster, error) {
+	first := plans[0]
+	job := first.job
+	run := &roles.Process{
+		Command: []string{cmp.Or(textOf(first.env.Executable), job.Executable), "-m", "troupe.ray._process"},
+		Dir:     cmp.Or(textOf(first.env.WorkingDir), job.Dir), OwnVariables: true, Fork: job.Fork.Fork, Warm: job.Fork.Warm, WarmPath: job.Fork.WarmPath,
+		OutputMode: nodes.OutputMode(job.Output), OutputTo: bus.Address{Namespace: s.namespace, Role: job.Process, Incarnation: job.Session},
 	}
-	return s.rt.Create(s.ctx, spec)
+	fields := make([]map[string]any, len(plans))
+	for i, p := range plans {
+		fields[i] = p.fields
+		run.RankEnv = append(run.RankEnv, p.variables)
+		run.Needs.Bundles = append(run.Needs.Bundles, placement.Bundle{Node: p.node})
+	}
+	if len(plans) == 1 {
+		run.Env, run.RankEnv = first.variables, nil
+	} else {
+		run.Policy = roles.Ignore
+	}
+	ray := map[string]any{"ranks": fields, "job_id": first.jobID, "job_process": job.Process, "troupe_ray": job.TroupeRay, "address": job.Address, "job_namespace": job.Namespace}
+	return s.rt.Create(s.ctx, roles.Spec{
+		Name: name, Class: processClass, World: len(plans), QueueLimit: pendingMost, Detached: true, StartTimeout: processStart, Process: run,
+		Config: map[string]any{"ray": ray, "driver": job.Session, "pickle": true, "sys_path": job.SysPath, "python": job.Python, "troupe": job.Package, "shipped": false},
+	})
 }
 
 // variables is the environment of a process.
@@ -88,18 +121,22 @@ func orNil(r wire.Raw) wire.Raw {
 }
 
 // destroy ends a process: at once, by itself where it can; gently: with its exit functions.
-func (s *service) destroy(cl *roles.Cluster, gentle bool) {
+func (s *service) destroy(p *process, gentle bool) {
 	ctx, cancel := context.WithTimeout(s.ctx, destroyLimit)
 	defer cancel()
-	s.askToExit(ctx, cl, gentle)
-	if err := cl.Destroy(ctx); err != nil && s.ctx.Err() == nil {
-		s.log.Warn("sessions: a process may still run", "role", cl.Name(), "error", err)
+	s.askToExit(ctx, p, gentle)
+	end := p.cluster.Destroy
+	if p.shared != nil {
+		end = func(ctx context.Context) error { return p.shared.endRank(ctx, p.rank) }
+	}
+	if err := end(ctx); err != nil && s.ctx.Err() == nil {
+		s.log.Warn("sessions: a process may still run", "role", p.cluster.Name(), "rank", p.rank, "error", err)
 	}
 }
 
 // askToExit has a process exit by itself, and waits for that: a worker that is told to stop takes no more calls.
-func (s *service) askToExit(ctx context.Context, cl *roles.Cluster, gentle bool) {
-	w, err := cl.Worker(0)
+func (s *service) askToExit(ctx context.Context, p *process, gentle bool) {
+	w, err := p.cluster.Worker(p.rank)
 	if err != nil {
 		return
 	}
@@ -113,26 +150,57 @@ func (s *service) askToExit(ctx context.Context, cl *roles.Cluster, gentle bool)
 	}
 }
 
+// askProcess calls a method of a process.
+func askProcess[T any](ctx context.Context, p *process, call dispatch.Call) (answer T, err error) {
+	w, err := p.cluster.Worker(p.rank)
+	if err != nil {
+		return answer, err
+	}
+	f, err := w.Go(ctx, call)
+	if err != nil {
+		return answer, err
+	}
+	answers, err := dispatch.AwaitEach[T](ctx, f)
+	if err == nil && len(answers) != 1 {
+		err = bus.Errorf(bus.CodeMalformed, "%d answers of one process", len(answers))
+	}
+	if err != nil {
+		return answer, err
+	}
+	return answers[0], nil
+}
+
 // died waits for the end of a process, and describes it.
-func (s *service) died(cl *roles.Cluster) string {
-	deaths, _, _, err := cl.Deaths(s.ctx, 0)
-	if err != nil || len(deaths) == 0 || deaths[0].Why == nil {
+func (s *service) died(p *process) string {
+	if p.shared != nil {
+		return p.shared.died(s.ctx, p.rank)
+	}
+	deaths, _, _, err := p.cluster.Deaths(s.ctx, 0)
+	if err != nil || len(deaths) == 0 {
 		return ""
 	}
-	why := deaths[0].Why
-	switch {
+	return describe(deaths[0])
+}
+
+// describe is how a process has ended.
+func describe(d roles.Death) string {
+	switch why := d.Why; {
+	case why == nil:
+		return ""
 	case why.Details["exit_code"] != "":
 		return "exit code " + why.Details["exit_code"]
 	case why.Details["signal"] != "":
 		return "signal " + why.Details["signal"]
+	default:
+		return why.Error()
 	}
-	return why.Error()
 }
 
 // endProcess is the end of a process: the handles that it held are gone, and the actors and groups that it created end.
 func (s *service) endProcess(process string) {
 	delete(s.processes, process)
 	delete(s.turns, process)
+	s.endCreator(process)
 	s.decided(s.sched.EndOwner(process), reasonGroupRemoved)
 	for _, a := range s.actorsInOrder() {
 		held := a.holders[process] > 0

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"troupe/bus"
@@ -111,7 +112,8 @@ func (s *service) restoreActor(id string, rec actorRecord) {
 		s.names[actorName{a.spec.Namespace, name}] = id
 	}
 	alive := a.state == stateAlive
-	if record, runs := s.running[a.role]; !alive && (!runs || record.State != roles.RoleReady || rec.NodeID == "") {
+	role, _ := roleOf(a.role)
+	if record, runs := s.running[role]; !alive && (!runs || record.State != roles.RoleReady || rec.NodeID == "") {
 		s.startAgain(a)
 		return
 	}
@@ -123,13 +125,46 @@ func (s *service) restoreActor(id string, rec actorRecord) {
 	if a.placed = true; !alive {
 		a.state = stateStarting
 	}
-	role := a.role
-	s.background(func() { s.adopt(a, role, alive) })
+	process := a.role
+	s.background(func() { s.adopt(a, process, alive) })
+}
+
+// openFunc attaches to a role of several actors, once.
+type openFunc func() (*sharedRole, error)
+
+// openProcess attaches to a process of an earlier service.
+func (s *service) openProcess(name string) (*process, error) {
+	role, rank := roleOf(name)
+	if rank < 0 {
+		cl, err := s.attach(s.ctx, role)
+		return &process{cluster: cl}, err
+	}
+	var open openFunc
+	s.do(func() {
+		if open = s.adopted[role]; open == nil {
+			open = sync.OnceValues(func() (*sharedRole, error) {
+				cl, err := s.attach(s.ctx, role)
+				if err != nil {
+					return nil, err
+				}
+				return s.share(cl), nil
+			})
+			s.adopted[role] = open
+		}
+	})
+	shared, err := open()
+	if err == nil && rank >= len(shared.deadCh) {
+		err = bus.Errorf(bus.CodeNotFound, "the role %s has no rank %d", role, rank)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return shared.process(rank), nil
 }
 
 // adopt attaches to the process of an actor. One that was not known to be constructed is asked.
 func (s *service) adopt(a *actor, role string, alive bool) {
-	cl, err := s.attach(s.ctx, role)
+	p, err := s.openProcess(role)
 	if err != nil {
 		if s.ctx.Err() == nil {
 			s.do(func() {
@@ -141,23 +176,23 @@ func (s *service) adopt(a *actor, role string, alive bool) {
 	late := false
 	s.do(func() {
 		if late = a.state == stateDead || a.role != role; !late {
-			a.cluster = cl
+			a.process = p
 		}
 	})
 	if late {
-		s.destroy(cl, false)
+		s.destroy(p, false)
 		return
 	}
 	if !alive {
-		s.spawn(func() { s.adoptStarting(a, role, cl) })
+		s.spawn(func() { s.adoptStarting(a, role, p) })
 	}
-	s.watchActor(a, role, cl)
+	s.watchActor(a, role, p)
 }
 
 // adoptStarting waits until the process of an actor has constructed it. One that has not is replaced.
-func (s *service) adoptStarting(a *actor, role string, cl *roles.Cluster) {
+func (s *service) adoptStarting(a *actor, role string, p *process) {
 	for {
-		making, pid, err := s.askConstructed(cl)
+		making, pid, err := s.askConstructed(p)
 		switch {
 		case s.ctx.Err() != nil || err != nil: // its death is seen by the watch
 			return
@@ -167,37 +202,29 @@ func (s *service) adoptStarting(a *actor, role string, cl *roles.Cluster) {
 		case making == "no":
 			s.do(func() {
 				if a.role == role && a.state == stateStarting {
-					a.cluster = nil
+					a.process = nil
 					s.endProcess(role)
 					s.release(a.id)
 					s.startAgain(a)
 				}
 			})
-			s.destroy(cl, false)
+			s.destroy(p, false)
 			return
 		}
 		_ = bus.Sleep(s.ctx, refreshEvery) // the end is seen above
 	}
 }
 
-func (s *service) askConstructed(cl *roles.Cluster) (making string, pid wire.Raw, err error) {
-	w, err := cl.Worker(0)
-	if err != nil {
-		return "", nil, err
-	}
-	f, err := w.Go(s.ctx, dispatch.Call{Method: "constructed"})
-	if err != nil {
-		return "", nil, err
-	}
-	answers, err := dispatch.AwaitEach[[]wire.Raw](s.ctx, f)
+func (s *service) askConstructed(p *process) (making string, pid wire.Raw, err error) {
+	answer, err := askProcess[[]wire.Raw](s.ctx, p, dispatch.Call{Method: "constructed"})
 	switch {
 	case err != nil:
 		return "", nil, err
-	case len(answers) != 1 || len(answers[0]) != 2:
+	case len(answer) != 2:
 		return "", nil, bus.Errorf(bus.CodeMalformed, "the process does not say whether its actor is constructed")
 	}
-	err = wire.Unmarshal(answers[0][0], &making)
-	return making, answers[0][1], err
+	err = wire.Unmarshal(answer[0], &making)
+	return making, answer[1], err
 }
 
 // startAgain starts an actor whose start was interrupted, under another role.
@@ -220,10 +247,17 @@ func (s *service) startAgain(a *actor) {
 func (s *service) adoptProcesses() {
 	known := map[string]bool{}
 	for _, a := range s.order {
-		known[a.role] = true
+		role, _ := roleOf(a.role)
+		known[role], known[a.role] = true, true
 	}
 	for _, rec := range s.running {
 		switch {
+		case known[rec.Name] && rec.World > 1:
+			for rank := range rec.World {
+				if name := processName(rec.Name, rank); !known[name] {
+					s.background(func() { s.endUnknownRank(name) })
+				}
+			}
 		case known[rec.Name]:
 		case strings.HasPrefix(rec.Name, "worker-"):
 			s.unclaimed[rec.Name] = true
@@ -258,6 +292,13 @@ func (s *service) endUnknown(rec roles.RoleRecord) {
 	})
 }
 
+// endUnknownRank ends a process that nothing needs, of a role with others.
+func (s *service) endUnknownRank(name string) {
+	if p, err := s.openProcess(name); err == nil { // otherwise the role has ended
+		s.destroy(p, false)
+	}
+}
+
 // claim takes over a lease of an earlier service. Its process runs no other tasks.
 func (s *service) claim(l claimedLease) {
 	if s.leases[l.ID] != nil || !s.unclaimed[l.Role] || s.jobs[l.Job] == nil {
@@ -270,14 +311,14 @@ func (s *service) claim(l claimedLease) {
 	s.sched.Restore(l.ID, l.Demand, l.NodeID, l.Group, l.Bundle, l.Devices)
 	s.claimed()
 	s.background(func() {
-		cl, err := s.attach(s.ctx, l.Role)
+		p, err := s.openProcess(l.Role)
 		if err == nil {
 			s.do(func() {
-				if w.cluster = cl; w.dead {
-					s.background(func() { s.destroy(cl, false) })
+				if w.process = p; w.dead {
+					s.background(func() { s.destroy(p, false) })
 				}
 			})
-			s.died(cl)
+			s.died(p)
 		}
 		if s.ctx.Err() == nil {
 			s.do(func() { s.endWorker(w) })

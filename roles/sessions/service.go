@@ -49,11 +49,13 @@ type service struct {
 	processes map[string]string            // by process the job
 	turns     map[string]*turns            // by caller
 	groups    map[string]*groupTimes       // by id
+	forming   map[string]*actorGroup       // by name: more actors may come
 	awaiting  map[string][]*waiter         // by group: requests that wait for it
 	unclaimed map[string]bool              // roles of processes for tasks of an earlier service that no process has claimed yet
 	creations int                          // of actors
 	order     []*actor                     // in the order of their creation
 	running   map[string]roles.RoleRecord  // processes that ran when the service began
+	adopted   map[string]openFunc          // by role: those of several actors that ran when the service began
 	restored  bool                         // an earlier service has stored something
 	methods   map[string]func(*call) error // by name
 }
@@ -117,7 +119,7 @@ func newService(ctx context.Context, namespace string, client *placement.Client,
 		namespace: namespace, placement: client, log: log, store: st, ctx: ctx, began: time.Now(), sched: scheduler.New(),
 		jobs: map[string]*job{}, actors: map[string]*actor{}, names: map[actorName]string{}, expected: map[string]*expectation{},
 		workers: map[string]*worker{}, leases: map[string]*worker{}, requests: map[string]func(grant){}, processes: map[string]string{},
-		turns: map[string]*turns{}, groups: map[string]*groupTimes{}, awaiting: map[string][]*waiter{}, unclaimed: map[string]bool{},
+		turns: map[string]*turns{}, groups: map[string]*groupTimes{}, forming: map[string]*actorGroup{}, awaiting: map[string][]*waiter{}, unclaimed: map[string]bool{}, adopted: map[string]openFunc{},
 	}
 	s.methods = s.table()
 	return s
@@ -175,7 +177,7 @@ func (h handler) Begin(ctx context.Context, _ string, body []byte, done func([]b
 		done(nil, err)
 		return
 	}
-	c := &call{s: h.s, ctx: ctx, method: method, args: args.Positional[3:], done: done}
+	c := &call{s: h.s, ctx: ctx, caller: caller, method: method, args: args.Positional[3:], done: done}
 	h.s.do(func() { h.s.turn(caller, number, c) })
 }
 
@@ -199,6 +201,7 @@ func (h handler) Handle(ctx context.Context, method string, body []byte) ([]byte
 type call struct {
 	s        *service
 	ctx      context.Context
+	caller   string // a process
 	method   string
 	args     arguments
 	done     func([]byte, error)

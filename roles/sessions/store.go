@@ -74,6 +74,7 @@ type groupInfo struct {
 	Bundles   []map[string]float64 `msgpack:"bundles"`
 	Strategy  string               `msgpack:"strategy"`
 	Target    string               `msgpack:"target"`
+	Gang      scheduler.Gang       `msgpack:"gang"`
 }
 
 // store writes the state behind the service, several changes at once. The bucket keeps deletions over crashes of its server, and
@@ -245,7 +246,7 @@ func (s *service) record(key string) ([]byte, error) {
 		}
 	case "group":
 		if g := s.sched.Group(id); g != nil && g.State != scheduler.GroupRemoved {
-			rec := groupRecord{Info: groupInfo(g.GroupInfo), State: string(g.State), Placed: g.Placed(), Devices: g.Devices()}
+			rec := groupRecord{Info: s.storedInfo(g), State: string(g.State), Placed: g.Placed(), Devices: g.Devices()}
 			if t := s.groups[id]; t != nil {
 				rec.Times = *t
 			}

@@ -23,6 +23,14 @@ type jobSpec struct {
 	Address        string             `msgpack:"address"`
 	NodeIP         string             `msgpack:"node_ip"`
 	Output         string             `msgpack:"output"` // what of the processes' output the driver receives
+	Fork           forkSettings       `msgpack:"fork"`
+}
+
+// forkSettings are those of nodes.Program.
+type forkSettings struct {
+	Fork     bool     `msgpack:"fork"`
+	Warm     []string `msgpack:"warm"`
+	WarmPath []string `msgpack:"warm_path"`
 }
 
 // environment is the runtime_env of an actor or a task.
@@ -50,6 +58,13 @@ type actorSpec struct {
 	Construct   wire.Raw           `msgpack:"construct"` // arguments of the process's method construct; nil: no longer needed
 	Handle      wire.Raw           `msgpack:"handle"`
 	Restarts    int                `msgpack:"restarts"` // that are left; below zero: any number
+	Group       *membership        `msgpack:"group"`    // nil: its process has a role of its own
+}
+
+// membership is the place of an actor in a group of actors that are the ranks of one role.
+type membership struct {
+	Name string `msgpack:"name"`
+	Rank int    `msgpack:"rank"`
 }
 
 func (s *actorSpec) name() string { return textOf(s.Name) }

@@ -37,6 +37,13 @@ type GroupInfo struct {
 	Bundles   []map[string]float64 `json:"bundles"`
 	Strategy  string               `json:"strategy"`
 	Target    string               `json:"target,omitempty"` // a node id that is preferred
+	Gang      Gang                 `json:"gang,omitzero"`
+}
+
+// Gang names groups that are created together: all of them are held, or none. The zero Gang is the group alone.
+type Gang struct {
+	Name string `json:"name" msgpack:"name"`
+	Size int    `json:"size" msgpack:"size"` // groups
 }
 
 // Group is a placement group. Its fields must not be changed.
@@ -165,8 +172,40 @@ func (g *Group) hold(i int, n *node, taken shares) {
 	g.bundles[i].node, g.bundles[i].room, g.bundles[i].shares = n, &r, taken
 }
 
-// createGroup holds the bundles of a group that are not held yet: all of them, or none.
-func (s *Scheduler) createGroup(g *Group) bool {
+// createGang creates a group, and with it the others of its gang: all of them, or none. It returns those that were created.
+func (s *Scheduler) createGang(g *Group) []*Group {
+	if g.State == GroupCreated { // with another of its gang
+		return nil
+	}
+	gang := []*Group{g}
+	if g.Gang.Name != "" && g.State == GroupPending {
+		members := s.GangOf(g)
+		if len(members) < g.Gang.Size {
+			return nil // the others have not been requested yet
+		}
+		gang = slices.DeleteFunc(members, func(m *Group) bool { return m.State != GroupPending }) // the others were removed
+	}
+	for i, one := range gang {
+		if !s.holdAll(one) {
+			for _, held := range gang[:i] {
+				held.giveAll()
+			}
+			return nil
+		}
+	}
+	for _, one := range gang {
+		one.State = GroupCreated
+	}
+	return gang
+}
+
+// GangOf lists the groups of a gang in the order of their requests, with those that were removed of late.
+func (s *Scheduler) GangOf(g *Group) []*Group {
+	return slices.DeleteFunc(s.Groups(), func(m *Group) bool { return m.Gang.Name != g.Gang.Name })
+}
+
+// holdAll holds the bundles of a group that are not held yet: all of them, or none.
+func (s *Scheduler) holdAll(g *Group) bool {
 	chosen, ok := s.nodesFor(g)
 	if !ok {
 		return false
@@ -174,8 +213,17 @@ func (s *Scheduler) createGroup(g *Group) bool {
 	for i, n := range chosen {
 		g.hold(i, n, n.take(g.bundles[i].demand))
 	}
-	g.State = GroupCreated
 	return true
+}
+
+// giveAll gives the bundles of a group back to their nodes.
+func (g *Group) giveAll() {
+	for i := range g.bundles {
+		if b := &g.bundles[i]; b.node != nil {
+			b.node.give(b.demand, b.shares)
+			b.node, b.room, b.shares = nil, nil, nil
+		}
+	}
 }
 
 // nodesFor chooses a node for each bundle that has none, by index; false: they do not all fit.
@@ -315,12 +363,7 @@ func (s *Scheduler) removeGroup(g *Group, why string, d *Decisions) {
 		}
 	}
 	slices.Sort(d.Evicted)
-	for i := range g.bundles {
-		if b := &g.bundles[i]; b.node != nil {
-			b.node.give(b.demand, b.shares)
-			b.node, b.room, b.shares = nil, nil, nil
-		}
-	}
+	g.giveAll()
 	g.State = GroupRemoved
 	s.pending = slices.DeleteFunc(s.pending, func(p *Group) bool { return p == g })
 	d.Removed = append(d.Removed, g.ID)

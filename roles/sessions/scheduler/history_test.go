@@ -99,6 +99,19 @@ func (h *history) nothingWaitsThatFits() {
 	require.Empty(h.t, d.Created, "a group waited that fits")
 }
 
+// gangsTogether checks that no group holds anything while another of its gang has not been created.
+func (h *history) gangsTogether() {
+	for _, id := range h.groups {
+		g := h.s.Group(id)
+		for _, other := range h.s.GangOf(g) {
+			if g.Gang.Name != "" && other.State == scheduler.GroupPending {
+				require.Equal(h.t, scheduler.GroupPending, g.State, "%s was created without %s of its gang", id, other.ID)
+				require.Equal(h.t, make([]string, len(g.Bundles)), g.Placed())
+			}
+		}
+	}
+}
+
 func TestRandomHistories(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		all := []scheduler.NodeInfo{node("a", demand{"CPU": 4}), node("b", demand{"CPU": 2, "GPU": 2}), node("c", demand{"CPU": 2, "GPU": 1})}
@@ -136,6 +149,15 @@ func TestRandomHistories(t *testing.T) {
 				h.groups = append(h.groups, id)
 				h.take(h.s.CreateGroup(group(id, strategy, h.amounts("first"), h.amounts("second"))))
 			},
+			"create gang": func(t *rapid.T) {
+				gang := scheduler.Gang{Name: h.key(), Size: rapid.IntRange(2, 3).Draw(t, "size")}
+				for range gang.Size {
+					g := group(h.key(), rapid.SampledFrom([]string{scheduler.Pack, scheduler.StrictSpread}).Draw(t, "strategy"), h.amounts("first"), h.amounts("second"))
+					g.Gang = gang
+					h.groups = append(h.groups, g.ID)
+					h.take(h.s.CreateGroup(g))
+				}
+			},
 			"remove group": func(t *rapid.T) {
 				if len(h.groups) == 0 {
 					t.Skip("there is no group")
@@ -156,6 +178,7 @@ func TestRandomHistories(t *testing.T) {
 			},
 			"": func(*rapid.T) {
 				h.grantedAtMost()
+				h.gangsTogether()
 				h.nothingWaitsThatFits()
 			},
 		})

@@ -283,13 +283,12 @@ func (s *Scheduler) grant(d *Decisions) {
 	if s.paused {
 		return
 	}
-	s.pending = slices.DeleteFunc(s.pending, func(g *Group) bool {
-		done := s.createGroup(g)
-		if done {
-			d.Created = append(d.Created, g.ID)
+	for _, g := range s.pending {
+		for _, created := range s.createGang(g) {
+			d.Created = append(d.Created, created.ID)
 		}
-		return done
-	})
+	}
+	s.pending = slices.DeleteFunc(s.pending, func(g *Group) bool { return g.State == GroupCreated })
 	failed := map[string]bool{}
 	for {
 		var first *request
@@ -364,7 +363,7 @@ func (s *Scheduler) roomFor(units amounts, strategy Strategy) *allocation {
 	if len(able) == 0 {
 		return nil
 	}
-	n := able[0]
+	var n *node
 	if strategy.Kind == KindSpread {
 		s.spreads++
 		n = able[s.spreads%len(able)]

@@ -158,6 +158,25 @@ func TestGroupsHoldAllBundlesOrNone(t *testing.T) {
 	}
 }
 
+func TestGroupsOfAGangAreHeldTogether(t *testing.T) {
+	s := with(node("a", demand{"CPU": 2}))
+	ofGang := func(id, name string) scheduler.GroupInfo {
+		g := group(id, scheduler.Pack, demand{"CPU": 1})
+		g.Gang = scheduler.Gang{Name: name, Size: 2}
+		return g
+	}
+	require.Empty(t, s.CreateGroup(ofGang("a1", "a")).Created, "the other has not been requested")
+	require.InDelta(t, 2, s.Nodes()[0].Free["CPU"], 0)
+	require.Equal(t, []string{"alone"}, s.CreateGroup(group("alone", scheduler.Pack, demand{"CPU": 1})).Created)
+	require.Empty(t, s.CreateGroup(ofGang("a2", "a")).Created, "only one fits")
+	require.InDelta(t, 1, s.Nodes()[0].Free["CPU"], 0, "it holds nothing while it waits")
+	require.Equal(t, []string{"a1", "a2"}, s.RemoveGroup("alone", "removed").Created)
+	s.CreateGroup(ofGang("b1", "b"))
+	s.CreateGroup(ofGang("b2", "b"))
+	require.Empty(t, s.RemoveGroup("a1", "removed").Created, "only one fits")
+	require.Equal(t, []string{"b2"}, s.RemoveGroup("b1", "removed").Created, "it does not wait for one that was removed")
+}
+
 func TestRequestsInsideAGroup(t *testing.T) {
 	s := with(node("a", demand{"CPU": 2, "GPU": 2}))
 	s.CreateGroup(group("g", scheduler.Pack, demand{"CPU": 1, "GPU": 1}, demand{"CPU": 1, "GPU": 1}))
