@@ -266,7 +266,9 @@ func (s *service) startFailed(a *actor, role string, patience time.Duration, why
 		case a.role != role:
 			return
 		case a.state == stateDead:
-			s.release(a.id) // endActor has left it to the start
+			if a.process == nil {
+				s.release(a.id) // endActor has left it to the start
+			}
 			return
 		}
 		c := &call{s: s, ctx: s.ctx, answered: true}
@@ -276,7 +278,9 @@ func (s *service) startFailed(a *actor, role string, patience time.Duration, why
 				if reason == "" {
 					reason = fmt.Sprintf("The actor died because it could not be started: %v", why)
 				}
-				s.endActor(a, reason, false)
+				if s.endActor(a, reason, false); a.process == nil { // endActor has left it to the start
+					s.release(a.id)
+				}
 			}
 		})
 	})
@@ -400,6 +404,7 @@ func (s *service) endActor(a *actor, reason string, crashed bool) {
 	}
 	starting := a.state == stateStarting && a.process == nil && !a.group.isForming()
 	a.state, a.reason = stateDead, reason
+	s.breakUp(a.group) // before the resources are free, which may be those that another of the group waits for
 	s.deaths = append(s.deaths, a.id)
 	if !crashed || len(a.holders) == 0 || a.spec.Detached {
 		s.freeName(a)
@@ -423,7 +428,6 @@ func (s *service) endActor(a *actor, reason string, crashed bool) {
 		s.release(a.id)
 	}
 	s.store.dirty(actorKey(a.id))
-	s.breakUp(a.group)
 	s.endProcess(a.role)
 	s.forgetJob(a.spec.Job)
 }

@@ -165,22 +165,28 @@ func (s *service) openProcess(name string) (*process, error) {
 // adopt attaches to the process of an actor. One that was not known to be constructed is asked.
 func (s *service) adopt(a *actor, role string, alive bool) {
 	p, err := s.openProcess(role)
-	if err != nil {
-		if s.ctx.Err() == nil {
-			s.do(func() {
-				s.processLost(a, role, "The actor is dead because its worker process died with the head: "+err.Error())
-			})
-		}
+	if s.ctx.Err() != nil {
 		return
 	}
 	late := false
 	s.do(func() {
-		if late = a.state == stateDead || a.role != role; !late {
+		switch late = a.state == stateDead || a.role != role; {
+		case late:
+		case err != nil:
+			s.processLost(a, role, "The actor is dead because its worker process died with the head: "+err.Error())
+		default:
 			a.process = p
 		}
 	})
-	if late {
+	if late && err == nil {
 		s.destroy(p, false)
+	}
+	if late || err != nil {
+		s.do(func() {
+			if a.state == stateDead { // otherwise a later process has the resources
+				s.release(a.id)
+			}
+		})
 		return
 	}
 	if !alive {

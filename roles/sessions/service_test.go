@@ -100,6 +100,18 @@ func TestResourcesAreWaitedFor(t *testing.T) {
 	require.Equal(t, "unschedulable", refused["unschedulable"])
 }
 
+func TestAnActorThatCannotStartGivesItsResourcesBack(t *testing.T) {
+	t.Parallel()
+	h := startHead(t)
+	h.serve()
+	d := h.driver("driver-a")
+	both := func(s map[string]any) { s["demand"] = map[string]float64{"CPU": 2} }
+	d.create("broken", "", func(s map[string]any) { both(s); s["env"] = map[string]any{"py_executable": "/nowhere/python"} })
+	require.Contains(t, d.info("broken")["dead"].(map[string]any)["text"], "could not be started")
+	d.create("next", "", both)
+	require.Contains(t, d.info("next"), "role")
+}
+
 func TestPlacementGroups(t *testing.T) {
 	t.Parallel()
 	h := startHead(t)
