@@ -18,7 +18,7 @@ func newBench(c *cli) *cobra.Command {
 		Short:   "Measure Troupe and bare NATS in the same run",
 		Example: "  troupe bench fanout --workers 1,8,64,512",
 	}
-	cmd.AddCommand(newBenchFanout(c), newBenchPlacement(c), newBenchFaults(c), newBenchPipeline(c), newBenchReport(c), newBenchCheck(c), newBenchAB(c), newBenchABRow(c), newBenchFloorWorker(c))
+	cmd.AddCommand(newBenchFanout(c), newBenchPlacement(c), newBenchFaults(c), newBenchPipeline(c), newBenchTransfer(c), newBenchReport(c), newBenchCheck(c), newBenchAB(c), newBenchABRow(c), newBenchFloorWorker(c))
 	return cmd
 }
 
