@@ -28,8 +28,8 @@ const termGrace = 2 * time.Second
 
 // worker is one worker process, from the launch until it is forgotten:
 //
-// \tstarting ──► running ──► ended ──► gone (its whole tree) ──► forgotten
-// \t    └──────────────────────────────►  (not started)
+//	starting ──► running ──► ended ──► gone (its whole tree) ──► forgotten
+//	    └──────────────────────────────►  (not started)
 type worker struct {
 	Start
 	node   *localNode

@@ -14,9 +14,9 @@ import (
 // nodeTable is the leader's knowledge of the nodes. Its callers pass in what has been received and the time; it has no
 // clock. The loop owns it.
 //
-// \tabsent ──lease──▶ unproven ──report──▶ ready ──silence──▶ lost ──heartbeat──▶ unproven
-// \t   ▲                                     │ goodbye          │ lease expired
-// \t   └─────────────────────────────────────┴──────────────────┘
+//	absent ──lease──▶ unproven ──report──▶ ready ──silence──▶ lost ──heartbeat──▶ unproven
+//	   ▲                                     │ goodbye          │ lease expired
+//	   └─────────────────────────────────────┴──────────────────┘
 type nodeTable struct {
 	lease      time.Duration
 	silence    time.Duration

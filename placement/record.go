@@ -25,12 +25,12 @@ type Record struct {
 
 // State is the state of a reservation in the ledger. Reservations that have ended are deleted.
 //
-// \t          node lost             its lease expired, no other node left
-// \tgranted ────────────▶ lost ───────────────────────────────────────▶ gone
-// \t   │ ▲                 │ └──────────released by its holder─────────▶ gone
-// \t   │ └──node returned──┘  (before its lease expired)
-// \t   ├──preempted──▶ leaving ──released, or grace period over──▶ gone
-// \t   └──released by its holder──▶ gone
+//	          node lost             its lease expired, no other node left
+//	granted ────────────▶ lost ───────────────────────────────────────▶ gone
+//	   │ ▲                 │ └──────────released by its holder─────────▶ gone
+//	   │ └──node returned──┘  (before its lease expired)
+//	   ├──preempted──▶ leaving ──released, or grace period over──▶ gone
+//	   └──released by its holder──▶ gone
 type State string
 
 const (

@@ -16,7 +16,7 @@ func (c *Cluster) holdStart() {
 	c.mu.Lock()
 	c.startedCh = make(chan struct{})
 	c.mu.Unlock()
-	c.gate.Hold(c.Record().allRanks(), func(rank int) *bus.Error {
+	c.gate.Hold(c.Record().AllRanks(), func(rank int) *bus.Error {
 		e := *errStarting
 		e.Role, e.Rank = c.Name(), rank
 		return &e

@@ -16,7 +16,7 @@ func (c *Cluster) Go(ctx context.Context, call dispatch.Call) (*dispatch.Future,
 		return nil, err
 	}
 	if call.Object == "" {
-		info, err := c.Record().method(call.Method)
+		info, err := c.Record().Method(call.Method)
 		if err != nil && c.isStarting() { // the worker knows its methods, this process does not yet
 			info, err = actors.MethodInfo{Name: call.Method, Lane: actors.Serial}, nil
 		}
@@ -27,7 +27,7 @@ func (c *Cluster) Go(ctx context.Context, call dispatch.Call) (*dispatch.Future,
 			call.Mode = dispatch.Mode(info.Mode)
 		}
 		call.Control = call.Control || info.Lane.Name == actors.Control.Name
-		if info.Replay && c.Record().restarts() {
+		if info.Replay && c.Record().ReplacesWorkers() {
 			c.recordReplay(&call)
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"troupe/bus/wire"
 	"troupe/dispatch"
 	"troupe/nodes"
+	"troupe/roles/registry"
 )
 
 // failureSpread is how long the failure of a worker may take to reach all clusters of its role.
@@ -35,7 +36,7 @@ type Cluster struct {
 	destroyCh chan struct{} // holds one: a lock of destroying and resizing the role
 
 	mu          sync.Mutex // guards what follows
-	rec         RoleRecord
+	rec         registry.RoleRecord
 	workers     []*actors.Worker // goroutines of this process
 	program     nodes.Program    // of worker processes
 	startParams *startParams     // start parameters of worker processes; nil: created elsewhere and not needed yet
@@ -79,7 +80,7 @@ func (c *Cluster) CPSize() int    { return c.mesh().CP }
 func (c *Cluster) RankInfo(rank int) (dispatch.RankInfo, error) { return c.mesh().Info(rank) }
 
 // Record is the role's registry entry as last read by this process.
-func (c *Cluster) Record() RoleRecord {
+func (c *Cluster) Record() registry.RoleRecord {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.rec
@@ -100,14 +101,14 @@ func (c *Cluster) start(ctx context.Context, config wire.Raw) error {
 		err = c.startLocal(ctx, config)
 	}
 	if err == nil {
-		err = c.barrier(ctx, c.Record().allRanks())
+		err = c.barrier(ctx, c.Record().AllRanks())
 	}
 	if err == nil && c.spec.Process != nil {
 		err = c.readMethods(ctx)
 	}
 	if err == nil {
 		c.liveness.expectAll()
-		err = c.step(ctx, RoleReady, "")
+		err = c.step(ctx, registry.RoleReady, "")
 	}
 	if err == nil && c.spec.Detached && c.spec.Process == nil {
 		err = c.rt.local.follow(c.Record())
@@ -153,12 +154,12 @@ func (c *Cluster) startLocal(ctx context.Context, config wire.Raw) error {
 }
 
 // step changes the role's state in the registry.
-func (c *Cluster) step(ctx context.Context, to RoleState, cause string) error {
+func (c *Cluster) step(ctx context.Context, to registry.RoleState, cause string) error {
 	reg, err := c.rt.registry(ctx)
 	if err != nil {
 		return err
 	}
-	rec, err := reg.step(ctx, c.Record(), to, cause)
+	rec, err := reg.Step(ctx, c.Record(), to, cause)
 	if err != nil {
 		return err
 	}
@@ -225,7 +226,7 @@ func (c *Cluster) workerLost(l loss, certain bool) {
 
 // restartable reports whether lost workers are replaced.
 func (c *Cluster) restartable() bool {
-	return c.Record().restarts() && (c.origin != created || c.isStarted())
+	return c.Record().ReplacesWorkers() && (c.origin != created || c.isStarted())
 }
 
 func (c *Cluster) handleLoss(l loss, certain bool) {
@@ -324,7 +325,7 @@ func (c *Cluster) cleanUp(do func(context.Context) error) {
 // fail writes the cause into the registry and stops the other workers. The name stays taken, so that later drivers find
 // the cause.
 func (c *Cluster) fail(ctx context.Context, why error) error {
-	err := c.step(ctx, RoleFailed, why.Error())
+	err := c.step(ctx, registry.RoleFailed, why.Error())
 	spread := time.After(failureSpread)
 	if err == nil { // of several processes that see the failure one stores the timeline
 		c.storeFailureTimeline(ctx, why)
@@ -402,12 +403,12 @@ func (c *Cluster) KillRanks(ctx context.Context, ranks ...int) error {
 			return bus.Errorf(bus.CodeInvalid, "role %s has no rank %d: it has %d workers", c.Name(), rank, rec.World)
 		}
 	}
-	order, groups := rec.launchTargets(ranks)
+	order, groups := launchTargets(rec, ranks)
 	var errs []error
 	for _, at := range order {
 		ids := make([]nodes.WorkerID, len(groups[at]))
 		for i, rank := range groups[at] {
-			ids[i] = rec.workerID(rank)
+			ids[i] = rec.WorkerID(rank)
 		}
 		_, err := c.rt.agents().Evict(ctx, at.node, ids, 0, "killed by "+c.rt.cfg.Name) // a stop on request would be the end of the role
 		errs = append(errs, err)
@@ -543,7 +544,7 @@ var destroyBackoff = bus.Backoff{First: time.Second, Most: 10 * time.Second}
 func (c *Cluster) markStopping(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, registryTimeout)
 	defer cancel()
-	err := c.step(ctx, RoleStopping, "")
+	err := c.step(ctx, registry.RoleStopping, "")
 	if errors.Is(err, bus.ErrUnavailable) {
 		return err
 	}
@@ -578,17 +579,17 @@ func (c *Cluster) remove(ctx context.Context, patience time.Duration) error {
 	if err != nil {
 		return err
 	}
-	if rec := c.Record(); rec.restarts() { // before the record, so that a role without a record has no other keys
-		if err := errors.Join(reg.deleteKey(ctx, reg.key(startParamsKey(rec.Name))), reg.deleteKey(ctx, reg.key(replayKey(rec.Name)))); err != nil {
+	if rec := c.Record(); rec.ReplacesWorkers() { // before the record, so that a role without a record has no other keys
+		if err := reg.DeleteRestartKeys(ctx, rec.Name); err != nil {
 			return err
 		}
 	}
-	return reg.remove(ctx, c.Record())
+	return reg.Remove(ctx, c.Record())
 }
 
 // stopWorkers stops all ranks concurrently, and rank 0 after the others, which may need it to stop.
 func (c *Cluster) stopWorkers(ctx context.Context, grace time.Duration, manner stopManner) error {
-	ranks := c.Record().placedRanks()
+	ranks := c.Record().PlacedRanks()
 	stop := c.stopRemote
 	switch rec := c.Record(); {
 	case rec.Process && len(rec.Placements) == 0:

@@ -12,6 +12,7 @@ import (
 	"troupe/bus"
 	"troupe/dispatch"
 	"troupe/roles"
+	"troupe/roles/registry"
 )
 
 // newRole is a driver with one role named "actors".
@@ -33,7 +34,7 @@ func TestRoleIsCreatedCalledAndDestroyed(t *testing.T) {
 			assert.Equal(t, []int{1, 1}, []int{info.DPRank, info.TPRank})
 
 			rec := rolesOf(t, rt)["actors"]
-			assert.Equal(t, roles.RoleReady, rec.State)
+			assert.Equal(t, registry.RoleReady, rec.State)
 			assert.Equal(t, "the test", rec.By)
 			assert.Equal(t, rt.Session(), rec.Owner)
 			assert.WithinDuration(t, time.Now(), rec.Since, time.Minute)
@@ -68,7 +69,7 @@ func TestRoleIsCreatedCalledAndDestroyed(t *testing.T) {
 }
 
 // recordNow is the record as read from the registry: a time in JSON has no monotonic clock.
-func recordNow(c *roles.Cluster) roles.RoleRecord {
+func recordNow(c *roles.Cluster) registry.RoleRecord {
 	r := c.Record()
 	r.Since = r.Since.Round(0)
 	return r

@@ -13,6 +13,7 @@ import (
 	"troupe/bus/bustest"
 	"troupe/dispatch"
 	"troupe/roles"
+	"troupe/roles/registry"
 )
 
 func TestCloseDestroysOwnedRolesOnly(t *testing.T) {
@@ -144,7 +145,7 @@ func TestANameIsTakenOver(t *testing.T) {
 	line.Freeze()
 	successor := newWorkerProbe()
 	rt := open(t, roles.Config{Bus: bustest.Open(t, bus.Config{InProcess: srv}), Classes: []*actors.Class{successor.class()}, LostAfter: 2 * time.Second})
-	var taken *roles.TakenError
+	var taken *registry.TakenError
 	_, err = rt.Create(patient(t), roles.Spec{Name: "actors", Class: "actor", World: 1})
 	require.ErrorAs(t, err, &taken)
 	require.Equal(t, "the hung one", taken.Record.By)
@@ -182,7 +183,7 @@ func TestOutageEndsNoRole(t *testing.T) {
 	time.Sleep(lease + time.Second) // an expired lease would have counted by now
 	_, err = seen.ExecuteAll(patient(t), "rank")
 	require.NoError(t, err)
-	require.Equal(t, roles.RoleReady, rolesOf(t, other)["actors"].State)
+	require.Equal(t, registry.RoleReady, rolesOf(t, other)["actors"].State)
 	create(t, rt, roles.Spec{Name: "more", Class: "actor", World: 1})
 }
 
@@ -210,7 +211,7 @@ func TestServerRestartsInTheMiddle(t *testing.T) {
 		totals, err := dispatch.AwaitEach[int](patient(t), queued)
 		require.NoError(t, err)
 		assert.Equal(t, []int{1, 1, 1, 1}, totals, "each call ran once")
-		assert.Equal(t, roles.RoleReady, rolesOf(t, rt)["actors"].State)
+		assert.Equal(t, registry.RoleReady, rolesOf(t, rt)["actors"].State)
 		require.NoError(t, c.Destroy(patient(t)))
 	}
 }

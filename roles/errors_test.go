@@ -14,6 +14,7 @@ import (
 	"troupe/bus/bustest"
 	"troupe/dispatch"
 	"troupe/roles"
+	"troupe/roles/registry"
 )
 
 // Errors of invalid use say what is wrong, where, and the remedy.
@@ -76,7 +77,7 @@ func TestErrorsOfInvalidUse(t *testing.T) {
 			", owned by the test; attach to it, remove it with `troupe destroy reward --namespace default`, or choose another name"},
 		{"a handle outside of a method", second((roles.Handle{}).Open(t.Context())), bus.ErrInvalid,
 			"the context does not belong to a method of a worker"},
-		{"a handle of another namespace", second(rt.Open(roles.Handle{Record: roles.RoleRecord{Name: "x", Namespace: "elsewhere"}})), bus.ErrRefused,
+		{"a handle of another namespace", second(rt.Open(roles.Handle{Record: registry.RoleRecord{Name: "x", Namespace: "elsewhere"}})), bus.ErrRefused,
 			`role x is in namespace "elsewhere", and this driver in "default"`},
 		{"a lease too short", second(roles.Open(t.Context(), roles.Config{Lease: time.Millisecond, LostAfter: time.Second, Namespace: "a b"})), bus.ErrInvalid,
 			"Lease 1ms: the minimum is 1s"},
@@ -88,7 +89,7 @@ func TestErrorsOfInvalidUse(t *testing.T) {
 	}
 	assert.Equal(t, 5, probe.living(), "none of this has started or ended a worker")
 	assert.Len(t, rolesOf(t, rt), 2)
-	var taken *roles.TakenError
+	var taken *registry.TakenError
 	require.ErrorAs(t, spec(roles.Spec{Name: "reward", Class: "actor", World: 1}), &taken)
 	assert.Equal(t, rt.Session(), taken.Record.Owner)
 	assert.Equal(t, bus.CodeExists, bus.CodeOf(taken))
@@ -200,7 +201,7 @@ func TestCloseCancelsCreate(t *testing.T) {
 		_, err := rt.Create(context.Background(), roles.Spec{Name: "actors", Class: "actor", World: 2, Config: config{Hangs: []int{1}}})
 		errCh <- err
 	}()
-	eventually(t, "the role is starting", func() bool { return rolesOf(t, rt)["actors"].State == roles.RoleStarting })
+	eventually(t, "the role is starting", func() bool { return rolesOf(t, rt)["actors"].State == registry.RoleStarting })
 	_, err := rt.Attach(patient(t), "actors")
 	require.ErrorIs(t, err, bus.ErrRefused)
 	require.ErrorContains(t, err, "role actors has been starting since 20")
@@ -209,7 +210,7 @@ func TestCloseCancelsCreate(t *testing.T) {
 	require.Zero(t, probe.living())
 	for _, err := range []error{
 		second(rt.Create(patient(t), roles.Spec{Name: "actors", Class: "actor", World: 1})),
-		second(rt.Open(roles.Handle{Record: roles.RoleRecord{Namespace: "default", Name: "x", Incarnation: "i", World: 1, Mesh: dispatch.Mesh{DP: 1, TP: 1, PP: 1, CP: 1}}})),
+		second(rt.Open(roles.Handle{Record: registry.RoleRecord{Namespace: "default", Name: "x", Incarnation: "i", World: 1, Mesh: dispatch.Mesh{DP: 1, TP: 1, PP: 1, CP: 1}}})),
 	} {
 		require.ErrorIs(t, err, bus.ErrClosed)
 	}

@@ -78,7 +78,7 @@ func (l *liveness) awaitExit(b actors.Heartbeat) {
 			l.stopped(b)
 			return
 		}
-		id, node := rec.workerID(b.Rank), rec.Placements[b.Rank].Node
+		id, node := rec.WorkerID(b.Rank), rec.Placements[b.Rank].Node
 		id.Gen = b.Gen
 		ctx, cancel := context.WithTimeout(l.cluster.rt.ctx, agentProbe)
 		defer cancel()

@@ -1,6 +1,10 @@
 package roles
 
-import "context"
+import (
+	"context"
+
+	"troupe/roles/registry"
+)
 
 // Reown makes another driver the owner of a role.
 func (rt *Runtime) Reown(ctx context.Context, name, session string) error {
@@ -8,14 +12,9 @@ func (rt *Runtime) Reown(ctx context.Context, name, session string) error {
 	if err != nil {
 		return err
 	}
-	rec, rev, err := reg.read(ctx, name)
-	if err != nil {
-		return err
-	}
-	rec.Owner = session
-	value, err := encodeRecord(rec)
+	rec, err := reg.Get(ctx, name)
 	if err == nil {
-		_, err = reg.kv.Update(ctx, reg.key(roleKey(name)), value, rev)
+		_, err = reg.Alter(ctx, rec, func(r *registry.RoleRecord) error { r.Owner = session; return nil })
 	}
 	return err
 }
@@ -33,14 +32,14 @@ func (rt *Runtime) Forget(ctx context.Context, c *Cluster) error {
 	if err != nil {
 		return err
 	}
-	return reg.remove(ctx, c.Record())
+	return reg.Remove(ctx, c.Record())
 }
 
 // Step changes the state of a role in the registry, as another driver would.
-func (rt *Runtime) Step(ctx context.Context, c *Cluster, to RoleState) error {
+func (rt *Runtime) Step(ctx context.Context, c *Cluster, to registry.RoleState) error {
 	reg, err := rt.registry(ctx)
 	if err == nil {
-		_, err = reg.step(ctx, c.Record(), to, "")
+		_, err = reg.Step(ctx, c.Record(), to, "")
 	}
 	return err
 }
@@ -48,5 +47,5 @@ func (rt *Runtime) Step(ctx context.Context, c *Cluster, to RoleState) error {
 // Alive reports whether a driver's lease exists.
 func (rt *Runtime) Alive(ctx context.Context, session string) bool {
 	reg, err := rt.registry(ctx)
-	return err != nil || reg.alive(ctx, session)
+	return err != nil || reg.DriverAlive(ctx, session)
 }

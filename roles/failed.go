@@ -9,6 +9,7 @@ import (
 	"troupe/bus"
 	"troupe/nodes"
 	"troupe/placement"
+	"troupe/roles/registry"
 )
 
 // killBackoff paces requests to the agents of a failed role's workers.
@@ -39,7 +40,7 @@ func (c *Cluster) killFailedOnce() (done bool, _ error) {
 	defer func() { <-c.destroyCh }()
 	rec, err := c.readRecord()
 	switch {
-	case errors.Is(err, bus.ErrNotFound) || err == nil && rec.State == RoleStopping:
+	case errors.Is(err, bus.ErrNotFound) || err == nil && rec.State == registry.RoleStopping:
 		return true, nil
 	case err != nil:
 		return false, err
@@ -51,8 +52,8 @@ func (c *Cluster) killFailedOnce() (done bool, _ error) {
 	if err := c.releaseReservations(ctx); err != nil {
 		return false, err
 	}
-	err = c.alter(ctx, func(r *RoleRecord) error {
-		if r.State == RoleFailed {
+	err = c.alter(ctx, func(r *registry.RoleRecord) error {
+		if r.State == registry.RoleFailed {
 			r.Reservations, r.Replaced = nil, nil
 		}
 		return nil
@@ -60,38 +61,16 @@ func (c *Cluster) killFailedOnce() (done bool, _ error) {
 	return err == nil || errors.Is(err, bus.ErrNotFound), err
 }
 
-// workersByNode is the processes of a role by node: the current ones, and the replaced ones.
-func (r RoleRecord) workersByNode() map[string][]nodes.WorkerID {
-	out := map[string][]nodes.WorkerID{}
-	for rank, placed := range r.Placements {
-		out[placed.Node] = append(out[placed.Node], r.workerID(rank))
-	}
-	for node, ids := range r.replacedByNode() {
-		out[node] = append(out[node], ids...)
-	}
-	return out
-}
-
-// replacedByNode is the replaced processes, by node.
-func (r RoleRecord) replacedByNode() map[string][]nodes.WorkerID {
-	out := map[string][]nodes.WorkerID{}
-	for _, f := range r.Replaced {
-		id := nodes.WorkerID{Namespace: r.Namespace, Role: r.Name, Incarnation: r.Incarnation, Rank: f.Rank, Gen: f.Gen}
-		out[f.Node] = append(out[f.Node], id)
-	}
-	return out
-}
-
 // killAll returns when every process of the role is known to have exited, or its node is lost.
-func (c *Cluster) killAll(ctx context.Context, rec RoleRecord) error {
-	return c.killWorkers(ctx, rec.workersByNode())
+func (c *Cluster) killAll(ctx context.Context, rec registry.RoleRecord) error {
+	return c.killWorkers(ctx, rec.WorkersByNode())
 }
 
 // killReplaced kills the replaced processes.
 func (c *Cluster) killReplaced(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, killGrace+agentTimeout)
 	defer cancel()
-	return c.killWorkers(ctx, c.Record().replacedByNode())
+	return c.killWorkers(ctx, c.Record().ReplacedByNode())
 }
 
 // killWorkers kills processes on all nodes concurrently. A node that does not answer is an error, unless it is lost.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/roles/registry"
 )
 
 const (
@@ -34,13 +35,13 @@ func (g GC) Start(ctx context.Context) (stop func()) {
 		g.Logger = g.Bus.Logger()
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	endedCh, stopWatch := DriverWatch{Bus: g.Bus, Remote: true, Logger: g.Logger}.Start(ctx)
+	endedCh, stopWatch := registry.DriverWatch{Bus: g.Bus, Remote: true, Logger: g.Logger}.Start(ctx)
 	var group sync.WaitGroup
 	group.Go(func() { defer bus.Recover(); g.collectRoles(ctx, endedCh) })
 	group.Go(func() { defer bus.Recover(); g.collectProcesses(ctx) }) // apart: it waits for agents that do not answer
 	group.Go(func() {
 		defer bus.Recover()
-		if err := Maintain(ctx, g.Bus); err != nil && ctx.Err() == nil {
+		if err := registry.Maintain(ctx, g.Bus); err != nil && ctx.Err() == nil {
 			g.Logger.Warn("roles: the registry is not compacted and grows with each role that ends", "error", err)
 		}
 	})
@@ -64,7 +65,7 @@ func (g GC) collectRoles(ctx context.Context, endedCh <-chan struct{}) {
 		case <-endedCh:
 		case <-tick.C:
 		}
-		orphans, err := OrphanNamespaces(ctx, g.Bus)
+		orphans, err := registry.OrphanNamespaces(ctx, g.Bus)
 		if err == nil {
 			err = g.attend(ctx, sessions, orphans)
 		}

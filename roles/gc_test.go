@@ -13,6 +13,7 @@ import (
 	"troupe/bus/bustest"
 	"troupe/bus/kv"
 	"troupe/roles"
+	"troupe/roles/registry"
 )
 
 // GC ends the role of a dead driver, and neither the role of a living driver nor a detached role.
@@ -25,7 +26,7 @@ func TestGCEndsRolesOfDeadDriversOnly(t *testing.T) {
 	defer func() { require.NoError(t, rt.Close(context.Background())) }()
 	_, err = rt.Create(t.Context(), roles.Spec{Name: "mine", Class: "idle", World: 1})
 	require.NoError(t, err)
-	orphans, err := roles.OrphanNamespaces(t.Context(), b)
+	orphans, err := registry.OrphanNamespaces(t.Context(), b)
 	require.NoError(t, err)
 	require.Empty(t, orphans)
 
@@ -41,7 +42,7 @@ func TestGCEndsRolesOfDeadDriversOnly(t *testing.T) {
 		require.NoError(t, err)
 		_, err = bucket.Put(t.Context(), "run.role.left", data)
 		require.NoError(t, err)
-		orphans, err = roles.OrphanNamespaces(t.Context(), b)
+		orphans, err = registry.OrphanNamespaces(t.Context(), b)
 		require.NoError(t, err)
 		require.Equal(t, detached, len(orphans) == 0)
 	}

@@ -8,12 +8,13 @@ import (
 	"troupe/bus"
 	"troupe/bus/wire"
 	"troupe/dispatch"
+	"troupe/roles/registry"
 )
 
 // Handle is a cluster or a worker as a value in a call, which the receiver can open. On the wire it is extension type
 // 3.
 type Handle struct {
-	Record RoleRecord
+	Record registry.RoleRecord
 	Rank   int // of the worker; -1: the whole role
 }
 
@@ -64,12 +65,12 @@ func packHandle(h Handle) (wireHandle, error) {
 }
 
 func unpackHandle(w wireHandle) (Handle, error) {
-	h := Handle{Rank: w.Rank, Record: RoleRecord{
+	h := Handle{Rank: w.Rank, Record: registry.RoleRecord{
 		Namespace: w.Namespace, Name: w.Role, Incarnation: w.Incarnation, Class: w.Class, World: w.World, Mesh: w.Mesh,
-		Ordered: w.Ordered, Open: w.Open, Methods: w.Methods, State: RoleReady, Process: w.Process, Policy: w.Policy,
+		Ordered: w.Ordered, Open: w.Open, Methods: w.Methods, State: registry.RoleReady, Process: w.Process, Policy: w.Policy,
 		DeviceTensors: w.DeviceTensors,
 	}}
-	if err := h.Record.check(); err != nil {
+	if err := h.Record.Check(); err != nil {
 		return Handle{}, err
 	}
 	if w.Rank < -1 || w.Rank >= w.World {
@@ -97,8 +98,8 @@ func (rt *Runtime) Find(ctx context.Context, name string) (Handle, error) {
 	if err != nil {
 		return Handle{}, err
 	}
-	rec, err := reg.get(ctx, name)
-	if err == nil && rec.State != RoleReady && rec.State != RoleRestarting {
+	rec, err := reg.Get(ctx, name)
+	if err == nil && rec.State != registry.RoleReady && rec.State != registry.RoleRestarting {
 		err = bus.Errorf(bus.CodeRefused, "role %s is %s, since %s", name, rec.State, rec.Since.Format(time.RFC3339))
 	}
 	return Handle{Record: rec, Rank: -1}, err

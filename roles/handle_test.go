@@ -13,6 +13,7 @@ import (
 	"troupe/bus/wire"
 	"troupe/dispatch"
 	"troupe/roles"
+	"troupe/roles/registry"
 )
 
 func TestWorkersCallEachOther(t *testing.T) {
@@ -101,7 +102,7 @@ func TestOpenedHandlesShareACluster(t *testing.T) {
 
 // A received handle is validated before it is used.
 func TestInvalidHandles(t *testing.T) {
-	good := roles.RoleRecord{Namespace: "default", Name: "x", Incarnation: "i", World: 4, Mesh: dispatch.Mesh{DP: 2, TP: 2, PP: 1, CP: 1}}
+	good := registry.RoleRecord{Namespace: "default", Name: "x", Incarnation: "i", World: 4, Mesh: dispatch.Mesh{DP: 2, TP: 2, PP: 1, CP: 1}}
 	for words, change := range map[string]func(*roles.Handle){
 		"role name":                             func(h *roles.Handle) { h.Record.Name = "a.>" },
 		"has world 1099511627776; the maximum ": func(h *roles.Handle) { h.Record.World = 1 << 40 },

@@ -13,6 +13,7 @@ import (
 	"troupe/bus"
 	"troupe/dispatch"
 	"troupe/nodes"
+	"troupe/roles/registry"
 )
 
 // infoTimeout bounds the wait for what a worker says of its running calls, beside its stacks.
@@ -25,7 +26,7 @@ func (c *Cluster) Stacks(ctx context.Context, ranks ...int) ([]nodes.WorkerStack
 	if err != nil {
 		return nil, err
 	}
-	order, groups := rec.launchTargets(ranks)
+	order, groups := launchTargets(rec, ranks)
 	var group sync.WaitGroup
 	parts := make([][]nodes.WorkerStacks, len(order))
 	for i, at := range order {
@@ -48,7 +49,7 @@ func (c *Cluster) Stacks(ctx context.Context, ranks ...int) ([]nodes.WorkerStack
 }
 
 // inspected checks the ranks; none are all.
-func (c *Cluster) inspected(ranks []int) (RoleRecord, []int, error) {
+func (c *Cluster) inspected(ranks []int) (registry.RoleRecord, []int, error) {
 	rec := c.Record()
 	if !rec.Process {
 		return rec, nil, bus.Errorf(bus.CodeRefused, "the workers of role %s are goroutines of their driver: inspect that process", rec.Name)
@@ -59,7 +60,7 @@ func (c *Cluster) inspected(ranks []int) (RoleRecord, []int, error) {
 		}
 	}
 	if len(ranks) == 0 {
-		ranks = rec.placedRanks()
+		ranks = rec.PlacedRanks()
 	}
 	return rec, ranks, nil
 }

@@ -18,7 +18,7 @@ func (rt *Runtime) acquireLease(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	lease, err := reg.leases.Lease(ctx, reg.key(driverKey(rt.ep.Session())), rt.leaseValue(), rt.cfg.Lease)
+	lease, err := reg.AcquireLease(ctx, rt.ep.Session(), rt.cfg.Name, rt.cfg.Lease, rt.worker)
 	if err != nil {
 		return err
 	}
@@ -40,7 +40,7 @@ func (rt *Runtime) ensureLease(ctx context.Context) error {
 	if err := rt.acquireLease(ctx); err != nil {
 		return err
 	}
-	rt.uptime.restart()
+	rt.uptime.Restart()
 	rt.spawn(rt.maintainLease)
 	return nil
 }
@@ -63,11 +63,11 @@ func (rt *Runtime) maintainLease() {
 			return // the bus was closed, or the lease released by Close
 		}
 		rt.log.Warn("roles: the driver's lease is lost; regaining it", "error", rt.currentLease().Err())
-		rt.uptime.block(true) // other drivers may have been unable to renew theirs too
+		rt.uptime.Block(true) // other drivers may have been unable to renew theirs too
 		if !rt.regainLease() {
 			return
 		}
-		rt.uptime.block(false)
+		rt.uptime.Block(false)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"troupe/bus"
 	"troupe/nodes"
 	"troupe/placement"
+	"troupe/roles/registry"
 )
 
 // maxRoleLog is the number of created roles that a driver remembers.
@@ -18,10 +19,10 @@ const maxRoleLog = 4096
 
 // Leftovers is what remains of what a driver created: after it has closed its roles, nothing.
 type Leftovers struct {
-	Roles        []RoleRecord       `json:"roles"`
-	Workers      []nodes.Status     `json:"workers"`      // running processes
-	Reservations []placement.Record `json:"reservations"` // granted
-	Payloads     int                `json:"payloads"`     // large bodies that were not fetched
+	Roles        []registry.RoleRecord `json:"roles"`
+	Workers      []nodes.Status        `json:"workers"`      // running processes
+	Reservations []placement.Record    `json:"reservations"` // granted
+	Payloads     int                   `json:"payloads"`     // large bodies that were not fetched
 }
 
 // Empty reports whether nothing remains.
@@ -53,19 +54,19 @@ func (l Leftovers) String() string {
 // roleLog is the roles that a driver has created, by incarnation.
 type roleLog struct {
 	mu   sync.Mutex
-	list []RoleRecord
+	list []registry.RoleRecord
 }
 
-func (m *roleLog) add(rec RoleRecord) {
+func (m *roleLog) add(rec registry.RoleRecord) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if len(m.list) == maxRoleLog {
 		m.list = slices.Delete(m.list, 0, maxRoleLog/2)
 	}
-	m.list = append(m.list, RoleRecord{Namespace: rec.Namespace, Name: rec.Name, Incarnation: rec.Incarnation, Detached: rec.Detached})
+	m.list = append(m.list, registry.RoleRecord{Namespace: rec.Namespace, Name: rec.Name, Incarnation: rec.Incarnation, Detached: rec.Detached})
 }
 
-func (m *roleLog) all() []RoleRecord {
+func (m *roleLog) all() []registry.RoleRecord {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.Clone(m.list)
@@ -77,7 +78,7 @@ func (rt *Runtime) Leftovers(ctx context.Context) (Leftovers, error) {
 	incarnations, reservations := map[string]bool{}, map[string]bool{}
 	for _, rec := range rt.createdRoles.all() {
 		if !rec.Detached {
-			incarnations[rec.Incarnation], reservations[reservationID(rec)] = true, true
+			incarnations[rec.Incarnation], reservations[rec.ReservationID()] = true, true
 		}
 	}
 	left.Payloads = rt.ep.Uploads()
@@ -99,7 +100,7 @@ func (rt *Runtime) addReservations(ctx context.Context, reservations map[string]
 	if err != nil {
 		return err
 	}
-	holds, err := reg.driverReservations(ctx)
+	holds, err := reg.DriverReservations(ctx)
 	for _, h := range holds {
 		if h.Owner == rt.ep.Session() {
 			reservations[h.ID] = true

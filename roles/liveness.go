@@ -10,13 +10,14 @@ import (
 	"troupe/actors"
 	"troupe/bus"
 	"troupe/bus/wire"
+	"troupe/roles/registry"
 )
 
 const (
 	messagesLeast     = 512                     // queued messages about one role's workers, at least
 	messagesPerWorker = 4                       // queued messages per worker: all may beat, fail and stop at the same time
 	suspectAfter      = 1300 * time.Millisecond // a worker that has been silent for this long is probed: it beats once a second
-	maxLosses         = 4 * maxWorld            // remembered losses, for calls sent while they became known
+	maxLosses         = 4 * registry.MaxWorld   // remembered losses, for calls sent while they became known
 	maxFailures       = 4096                    // failed workers that Deaths returns
 	goneAfter         = 800 * time.Millisecond  // a silent worker whose subject has had no subscriber for this long is lost
 )
@@ -199,7 +200,7 @@ func (l *liveness) handleBeat(b actors.Heartbeat, session string) {
 	case b.State.Over():
 		l.lost(lossOf(b, l.cluster.Name()), true)
 	}
-	if replaced && l.cluster.Record().restarts() && b.Rank < len(l.cluster.Record().Placements) && l.cluster.Record().Placements[b.Rank].Gen < b.Gen {
+	if replaced && l.cluster.Record().ReplacesWorkers() && b.Rank < len(l.cluster.Record().Placements) && l.cluster.Record().Placements[b.Rank].Gen < b.Gen {
 		l.cluster.restartChanged() // another process has replaced it
 	}
 }
@@ -252,7 +253,7 @@ func (l *liveness) lost(one loss, certain bool) {
 	}
 	l.mu.Unlock()
 	l.cluster.workerLost(one, certain)
-	if all && (l.cluster.origin == opened || l.cluster.origin == followed) && !l.cluster.Record().restarts() {
+	if all && (l.cluster.origin == opened || l.cluster.origin == followed) && !l.cluster.Record().ReplacesWorkers() {
 		l.cluster.release()
 	}
 }
@@ -293,7 +294,7 @@ func (l *liveness) resize(world int) {
 }
 
 // applyPlacements applies the generations of the registry where they are newer.
-func (l *liveness) applyPlacements(placements []RankPlacement) {
+func (l *liveness) applyPlacements(placements []registry.RankPlacement) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for rank, placed := range placements {

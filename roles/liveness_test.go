@@ -14,6 +14,7 @@ import (
 	"troupe/bus/bustest"
 	"troupe/dispatch"
 	"troupe/roles"
+	"troupe/roles/registry"
 )
 
 // The first failure is the cause: every pending call of the role fails with it at once, and the registry has it.
@@ -53,7 +54,7 @@ func TestAFailedWorkerFailsTheRole(t *testing.T) {
 
 	_, err = seen.Call(patient(t), "rank")
 	assert.ErrorContains(t, err, "actors rank on "+node(t)+": the role failed because of rank 2: the worker failed: panic: boom")
-	eventually(t, "the registry says failed", func() bool { return rolesOf(t, other)["actors"].State == roles.RoleFailed })
+	eventually(t, "the registry says failed", func() bool { return rolesOf(t, other)["actors"].State == registry.RoleFailed })
 	assert.Contains(t, rolesOf(t, other)["actors"].Cause, "actors[2] on "+node(t)+": the worker failed: panic: boom")
 	eventually(t, "the others are stopped", func() bool { return probe.living() == 0 })
 
@@ -98,7 +99,7 @@ func TestAFailedDetachedRole(t *testing.T) {
 	_, err := c.Call(patient(t), "boom", 1)
 	require.ErrorIs(t, err, bus.ErrPanic)
 	eventually(t, "the rest is stopped", func() bool { return probe.living() == 0 })
-	eventually(t, "the registry says failed", func() bool { return rolesOf(t, rt)["actors"].State == roles.RoleFailed })
+	eventually(t, "the registry says failed", func() bool { return rolesOf(t, rt)["actors"].State == registry.RoleFailed })
 	require.NoError(t, c.Destroy(patient(t)))
 	require.Empty(t, rolesOf(t, rt))
 }
@@ -115,7 +116,7 @@ func TestAFailedDetachedRoleWithoutDrivers(t *testing.T) {
 	require.NoError(t, err)
 	eventually(t, "the rest is stopped", func() bool { return probe.living() == 0 })
 	rt := open(t, roles.Config{Bus: bustest.Open(t, bus.Config{InProcess: srv})})
-	eventually(t, "the registry says failed", func() bool { return rolesOf(t, rt)["actors"].State == roles.RoleFailed })
+	eventually(t, "the registry says failed", func() bool { return rolesOf(t, rt)["actors"].State == registry.RoleFailed })
 	require.Contains(t, rolesOf(t, rt)["actors"].Cause, "actors[1]")
 }
 
@@ -138,7 +139,7 @@ func TestASilentWorkerIsLost(t *testing.T) {
 	_, err = c.Call(patient(t), "rank")
 	assert.ErrorContains(t, err, "the role failed because of rank ")
 	line.Thaw()
-	eventually(t, "its registry says failed", func() bool { return rolesOf(t, rt)["actors"].State == roles.RoleFailed })
+	eventually(t, "its registry says failed", func() bool { return rolesOf(t, rt)["actors"].State == registry.RoleFailed })
 	eventually(t, "its owner stops the rest", func() bool { return probe.living() == 0 })
 }
 
@@ -187,7 +188,7 @@ func TestDestroyLetsRunningCallsFinish(t *testing.T) {
 	await(t, probe.started, 2)
 	errCh := make(chan error, 1)
 	go func() { errCh <- c.Destroy(patient(t)) }()
-	eventually(t, "it is stopping", func() bool { return rolesOf(t, rt)["actors"].State == roles.RoleStopping })
+	eventually(t, "it is stopping", func() bool { return rolesOf(t, rt)["actors"].State == registry.RoleStopping })
 	_, err = c.Call(patient(t), "rank")
 	assert.ErrorIs(t, err, bus.ErrNotFound)
 	attached := attach(t, rt, "actors")

@@ -10,6 +10,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/roles/registry"
 )
 
 const (
@@ -188,7 +189,7 @@ func (l *Local) sharedHost(namespace string) (*workerHost, error) {
 }
 
 // follow monitors a detached role whose workers are here. A runtime's own Local leaves that to the runtime.
-func (l *Local) follow(rec RoleRecord) error {
+func (l *Local) follow(rec registry.RoleRecord) error {
 	if !l.reapsOrphans {
 		return nil
 	}

@@ -15,6 +15,7 @@ import (
 	"troupe/bus/bustest"
 	"troupe/dispatch"
 	"troupe/roles"
+	"troupe/roles/registry"
 )
 
 // patient is a context with a deadline that is only reached by a failing test.
@@ -57,10 +58,10 @@ func attach(t testing.TB, rt *roles.Runtime, name string) *roles.Cluster {
 	return c
 }
 
-func rolesOf(t testing.TB, rt *roles.Runtime) map[string]roles.RoleRecord {
+func rolesOf(t testing.TB, rt *roles.Runtime) map[string]registry.RoleRecord {
 	all, err := rt.Roles(patient(t))
 	require.NoError(t, err)
-	out := map[string]roles.RoleRecord{}
+	out := map[string]registry.RoleRecord{}
 	for _, r := range all {
 		out[r.Name] = r
 	}

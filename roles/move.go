@@ -8,6 +8,7 @@ import (
 
 	"troupe/bus"
 	"troupe/placement"
+	"troupe/roles/registry"
 )
 
 // moveWait bounds the queue time of a reservation for moved ranks.
@@ -49,7 +50,7 @@ func (c *Cluster) move(ctx context.Context, params *startParams) error {
 }
 
 // fixed is why ranks cannot be moved; empty: they can.
-func (r *startParams) fixed(rec RoleRecord, ranks []int, avoid []string) string {
+func (r *startParams) fixed(rec registry.RoleRecord, ranks []int, avoid []string) string {
 	switch {
 	case r.Needs.Mapping != nil && len(r.Needs.Mapping.Devices) > 0:
 		return "its device mapping names exact devices; request bundles instead"
@@ -84,7 +85,7 @@ func (c *Cluster) moveSome(ctx context.Context, params *startParams, ranks []int
 	}
 	rec := c.Record()
 	request := params.restartProcess().request(rec)
-	request.ID = fmt.Sprintf("%s-%d", reservationID(rec), rec.Generations)
+	request.ID = fmt.Sprintf("%s-%d", rec.ReservationID(), rec.Generations)
 	request.Mapping, request.PerInstance, request.FirstRank, request.Bundles = nil, 0, ranks[0], nil
 	for _, rank := range ranks {
 		request.Bundles = append(request.Bundles, params.bundle(rank))
@@ -96,12 +97,12 @@ func (c *Cluster) moveSome(ctx context.Context, params *startParams, ranks []int
 	for i := range got.Workers {
 		got.Workers[i].Rank = ranks[i]
 	}
-	return c.alterRestart(ctx, func(r *RoleRecord) {
+	return c.alterRestart(ctx, func(r *registry.RoleRecord) {
 		for i, placed := range placementsOf(r.Name, got.Workers) {
 			placed.Gen, placed.Reservation = r.Placements[ranks[i]].Gen, len(r.Reservations)
 			r.Placements[ranks[i]] = placed
 		}
-		r.Reservations = append(r.Reservations, ReservationRef{ID: got.ID, Token: got.Token, Over: got.SharesWith})
+		r.Reservations = append(r.Reservations, registry.ReservationRef{ID: got.ID, Token: got.Token, Over: got.SharesWith})
 	})
 }
 
@@ -112,18 +113,18 @@ func (c *Cluster) moveAll(ctx context.Context, params *startParams) error {
 		return err
 	}
 	rec := c.Record()
-	held, err := withUnrecorded(ctx, client, reservationID(rec), rec.Reservations)
+	held, err := withUnrecorded(ctx, client, rec.ReservationID(), rec.Reservations)
 	if err == nil {
 		err = release(ctx, client, held)
 	}
 	if err == nil {
-		err = c.alterRestart(ctx, func(r *RoleRecord) { r.Reservations = nil })
+		err = c.alterRestart(ctx, func(r *registry.RoleRecord) { r.Reservations = nil })
 	}
 	if err != nil {
 		return err
 	}
 	request := params.restartProcess().request(rec)
-	request.ID = fmt.Sprintf("%s-%d", reservationID(rec), rec.Generations)
+	request.ID = fmt.Sprintf("%s-%d", rec.ReservationID(), rec.Generations)
 	if n := len(request.Bundles); n > 1 && n != rec.World { // resized
 		request.Bundles = nil
 		for rank := range rec.World {
@@ -134,7 +135,7 @@ func (c *Cluster) moveAll(ctx context.Context, params *startParams) error {
 	if err != nil {
 		return err
 	}
-	var placements []RankPlacement
+	var placements []registry.RankPlacement
 	for i, one := range instances {
 		got, err := client.Reserve(ctx, one)
 		if err != nil {
@@ -144,13 +145,13 @@ func (c *Cluster) moveAll(ctx context.Context, params *startParams) error {
 			placed.Reservation = i
 			placements = append(placements, placed)
 		}
-		if err := c.alterRestart(ctx, func(r *RoleRecord) {
-			r.Reservations = append(r.Reservations, ReservationRef{ID: got.ID, Token: got.Token, Over: got.SharesWith})
+		if err := c.alterRestart(ctx, func(r *registry.RoleRecord) {
+			r.Reservations = append(r.Reservations, registry.ReservationRef{ID: got.ID, Token: got.Token, Over: got.SharesWith})
 		}); err != nil {
 			return err
 		}
 	}
-	return c.alterRestart(ctx, func(r *RoleRecord) {
+	return c.alterRestart(ctx, func(r *registry.RoleRecord) {
 		for rank := range placements {
 			placements[rank].Gen = r.Placements[rank].Gen
 		}
@@ -159,10 +160,10 @@ func (c *Cluster) moveAll(ctx context.Context, params *startParams) error {
 }
 
 // alterRestart changes the record while this process restarts the role.
-func (c *Cluster) alterRestart(ctx context.Context, change func(*RoleRecord)) error {
+func (c *Cluster) alterRestart(ctx context.Context, change func(*registry.RoleRecord)) error {
 	gen := c.Record().Restart.Gen
-	return c.alter(ctx, func(r *RoleRecord) error {
-		if r.State != RoleRestarting || r.Restart == nil || r.Restart.Gen != gen {
+	return c.alter(ctx, func(r *registry.RoleRecord) error {
+		if r.State != registry.RoleRestarting || r.Restart == nil || r.Restart.Gen != gen {
 			return errSuperseded
 		}
 		change(r)

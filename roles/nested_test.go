@@ -11,6 +11,7 @@ import (
 	"troupe/bus"
 	"troupe/bus/bustest"
 	"troupe/roles"
+	"troupe/roles/registry"
 )
 
 // A role that a goroutine of a worker creates works, and ends with the process that hosts the worker.
@@ -39,7 +40,7 @@ func TestAWorkerInTheDriversProcessCreatesARole(t *testing.T) {
 func TestRolesOfAWorkerProcessEndWithIt(t *testing.T) {
 	t.Parallel()
 	tr := startHead(t, false)
-	_, stop := roles.DriverWatch{Bus: tr.bus}.Start(t.Context()) // as an agent's
+	_, stop := registry.DriverWatch{Bus: tr.bus}.Start(t.Context()) // as an agent's
 	t.Cleanup(stop)
 	rt := tr.driver(t, roles.Config{})
 	for _, end := range []string{"killed", "destroyed"} {
@@ -72,7 +73,7 @@ func TestRolesOfAWorkerProcessEndWithIt(t *testing.T) {
 func TestARoleOfAWorkerEndsWithTheRun(t *testing.T) {
 	t.Parallel()
 	tr := startHead(t, false)
-	_, stop := roles.DriverWatch{Bus: tr.bus}.Start(t.Context())
+	_, stop := registry.DriverWatch{Bus: tr.bus}.Start(t.Context())
 	t.Cleanup(stop)
 	driver, err := roles.Open(t.Context(), roles.Config{BusConfig: bus.Config{InProcess: tr.server}, Lease: 2 * time.Second})
 	require.NoError(t, err)

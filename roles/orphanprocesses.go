@@ -9,6 +9,7 @@ import (
 	"troupe/bus"
 	"troupe/nodes"
 	"troupe/placement"
+	"troupe/roles/registry"
 )
 
 // listTimeout is the timeout of listing a node's workers; a silent node is listed the next time.
@@ -45,8 +46,8 @@ type orphanKiller struct {
 	agents    *nodes.Client
 	olderThan time.Duration
 
-	mu    sync.Mutex // guards what follows
-	open  *registry  // nil until it is needed
+	mu    sync.Mutex         // guards what follows
+	open  *registry.Registry // nil until it is needed
 	ended []nodes.Status
 	errs  []error
 }
@@ -86,7 +87,7 @@ func (s *orphanKiller) isOrphan(ctx context.Context, id nodes.WorkerID) bool {
 	if err != nil {
 		return false
 	}
-	rec, _, err := reg.read(ctx, id.Role)
+	rec, err := reg.Read(ctx, id.Role)
 	switch {
 	case errors.Is(err, bus.ErrNotFound):
 		return true
@@ -95,23 +96,23 @@ func (s *orphanKiller) isOrphan(ctx context.Context, id nodes.WorkerID) bool {
 	case rec.Incarnation != id.Incarnation:
 		return true
 	}
-	if rec.State == RoleFailed {
+	if rec.State == registry.RoleFailed {
 		return true // its driver kills it, or died before
 	}
 	known := id.Rank < len(rec.Placements)
-	return len(rec.Placements) > 0 && (!known || rec.Placements[id.Rank].Gen > id.Gen) && rec.State != RoleStarting
+	return len(rec.Placements) > 0 && (!known || rec.Placements[id.Rank].Gen > id.Gen) && rec.State != registry.RoleStarting
 }
 
 // registry is the registry of a namespace.
-func (s *orphanKiller) registry(ctx context.Context, namespace string) (registry, error) {
+func (s *orphanKiller) registry(ctx context.Context, namespace string) (registry.Registry, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.open == nil {
-		reg, err := openRegistry(ctx, s.bus, namespace)
+		reg, err := registry.Open(ctx, s.bus, namespace)
 		if err != nil {
-			return registry{}, err
+			return registry.Registry{}, err
 		}
 		s.open = &reg
 	}
-	return s.open.of(namespace), nil
+	return s.open.Of(namespace), nil
 }

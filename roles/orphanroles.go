@@ -2,21 +2,22 @@ package roles
 
 import (
 	"context"
-	"errors"
-	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"troupe/bus"
 	"troupe/bus/kv"
 	"troupe/placement"
+	"troupe/roles/registry"
 )
 
 const (
 	orphanGrace = 500 * time.Millisecond // for running calls of a role whose driver is dead, and between the signals after it
 	reapAgain   = 5 * time.Second        // before an incomplete pass is repeated
 )
+
+// watchBackoff paces attempts to watch the leases again.
+var watchBackoff = bus.Backoff{First: time.Second, Most: reapAgain}
 
 // runOrphanReaper destroys the owned roles of drivers whose lease has ended. Every driver and every Local of the namespace runs
 // it; doing it twice is harmless. The watch only wakes the loop; the registry says what to do.
@@ -44,7 +45,7 @@ func (rt *Runtime) watchDrivers(wakeCh chan<- struct{}) {
 		var events <-chan kv.Event
 		reg, err := rt.registry(rt.ctx)
 		if err == nil {
-			events, err = reg.leases.Watch(rt.ctx, reg.key("driver"))
+			events, err = reg.WatchDrivers(rt.ctx)
 		}
 		if err == nil {
 			waits.Reset()
@@ -72,7 +73,7 @@ func (rt *Runtime) reapOrphans() time.Duration {
 	if err != nil {
 		return reapAgain
 	}
-	all, err := reg.list(ctx)
+	all, err := reg.List(ctx)
 	if err != nil && rt.ctx.Err() == nil {
 		rt.log.Warn("roles: reading a part of the registry failed", "error", err)
 	}
@@ -89,7 +90,7 @@ func (rt *Runtime) reapOrphans() time.Duration {
 	}
 	for _, rec := range all {
 		if _, known := alive[rec.Owner]; !known {
-			alive[rec.Owner] = reg.alive(ctx, rec.Owner)
+			alive[rec.Owner] = reg.DriverAlive(ctx, rec.Owner)
 		}
 		if alive[rec.Owner] {
 			continue
@@ -98,10 +99,10 @@ func (rt *Runtime) reapOrphans() time.Duration {
 			rt.monitorRole(rec)
 			continue
 		}
-		if !reg.provedDead(ctx, rec.Owner) {
+		if !reg.DriverProvedDead(ctx, rec.Owner) {
 			left := reapAgain
 			if rt.ensureLease(ctx) == nil {
-				left = min(left, rt.uptime.remaining(rec.Lease))
+				left = min(left, rt.uptime.Remaining(rec.Lease))
 			}
 			if left > 0 {
 				look(left) // the death may be proved meanwhile
@@ -127,20 +128,20 @@ func (rt *Runtime) reapOrphans() time.Duration {
 }
 
 // reapReservations releases the reservations of drivers that are known to be dead, after the roles that share their devices.
-func (rt *Runtime) reapReservations(ctx context.Context, reg registry) (again time.Duration) {
-	holds, err := reg.driverReservations(ctx)
+func (rt *Runtime) reapReservations(ctx context.Context, reg registry.Registry) (again time.Duration) {
+	holds, err := reg.DriverReservations(ctx)
 	if err != nil {
 		return reapAgain
 	}
 	for _, h := range holds {
-		if reg.alive(ctx, h.Owner) {
+		if reg.DriverAlive(ctx, h.Owner) {
 			continue
 		}
 		wait := reapAgain
 		if rt.ensureLease(ctx) == nil {
-			wait = min(wait, rt.uptime.remaining(h.Lease))
+			wait = min(wait, rt.uptime.Remaining(h.Lease))
 		}
-		if wait == 0 || reg.provedDead(ctx, h.Owner) {
+		if wait == 0 || reg.DriverProvedDead(ctx, h.Owner) {
 			wait = 0
 			rt.log.Warn("roles: the driver is dead; releasing its reservation", "reservation", h.ID, "driver", h.By)
 			if err := rt.releaseDriverReservation(ctx, h); err != nil && ctx.Err() == nil {
@@ -155,21 +156,6 @@ func (rt *Runtime) reapReservations(ctx context.Context, reg registry) (again ti
 	return again
 }
 
-// needsMonitor reports whether a process other than the creator monitors the role: to restart its workers when the creator
-// cannot, or, if the driver of a detached role is dead or a worker created the role for the whole run, to record a failure and
-// stop the other workers.
-func (rec RoleRecord) needsMonitor(driverLives bool) bool {
-	switch {
-	case !rec.Process:
-		return false
-	case rec.State == RoleReady || rec.State == RoleRestarting:
-		return rec.restarts() || rec.Detached && !driverLives || rec.Run != "" && rec.Run == rec.Owner
-	case rec.State == RoleFailed:
-		return rec.Detached && !driverLives && len(rec.Reservations) > 0
-	}
-	return false
-}
-
 // MonitorRoles monitors the roles of the namespace whose policy restarts workers, also while their drivers live: a driver
 // may be disconnected. A head calls it periodically; it may be repeated.
 func (rt *Runtime) MonitorRoles(ctx context.Context) error {
@@ -177,9 +163,9 @@ func (rt *Runtime) MonitorRoles(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	all, err := reg.list(ctx)
+	all, err := reg.List(ctx)
 	for _, rec := range all {
-		if rec.needsMonitor(reg.alive(ctx, rec.Owner)) {
+		if rec.NeedsMonitor(reg.DriverAlive(ctx, rec.Owner)) {
 			rt.monitorRole(rec)
 		}
 	}
@@ -187,8 +173,8 @@ func (rt *Runtime) MonitorRoles(ctx context.Context) error {
 }
 
 // monitorRole monitors a role of processes until it ends.
-func (rt *Runtime) monitorRole(rec RoleRecord) {
-	if !rec.needsMonitor(false) {
+func (rt *Runtime) monitorRole(rec registry.RoleRecord) {
+	if !rec.NeedsMonitor(false) {
 		return
 	}
 	rt.mu.Lock()
@@ -204,20 +190,22 @@ func (rt *Runtime) monitorRole(rec RoleRecord) {
 	case err != nil && rt.ctx.Err() == nil:
 		rt.log.Warn("roles: monitoring a role failed", "role", rec.Name, "error", err)
 	case err != nil:
-	case rec.State == RoleRestarting:
+	case rec.State == registry.RoleRestarting:
 		c.holdRestarting(rec, nil)
 		c.restartChanged()
-	case rec.State == RoleFailed: // its driver died before it stopped the workers
-		c.end(rec.failure())
+	case rec.State == registry.RoleFailed: // its driver died before it stopped the workers
+		c.end(rec.Failure())
 		rt.spawn(func() { c.killFailed(); c.release() })
 	}
 }
 
 // EndRole destroys a role by its record, also one whose start was interrupted: for a service whose earlier process has created it.
-func (rt *Runtime) EndRole(ctx context.Context, rec RoleRecord) error { return rt.endRole(ctx, rec) }
+func (rt *Runtime) EndRole(ctx context.Context, rec registry.RoleRecord) error {
+	return rt.endRole(ctx, rec)
+}
 
 // endRole destroys a role whose driver is dead or closes. Its workers may run elsewhere, or have died with the driver.
-func (rt *Runtime) endRole(ctx context.Context, rec RoleRecord) error {
+func (rt *Runtime) endRole(ctx context.Context, rec registry.RoleRecord) error {
 	c, err := rt.newCluster(rec, ending, Spec{StopGrace: orphanGrace})
 	if err != nil {
 		return err
@@ -227,47 +215,6 @@ func (rt *Runtime) endRole(ctx context.Context, rec RoleRecord) error {
 		return c.Kill(ctx)
 	}
 	return c.destroy(ctx, orphanGrace, stopSoon)
-}
-
-// OrphanNamespaces lists the namespaces in which a role or a reservation has lost its driver. A runtime opened there destroys
-// them after the grace period: a head does so, because no other process of the run may be left.
-func OrphanNamespaces(ctx context.Context, b *bus.Bus) ([]string, error) {
-	reg, err := openRegistry(ctx, b, "")
-	if err != nil {
-		return nil, err
-	}
-	all, err := reg.namespaces(ctx)
-	if err != nil {
-		return nil, err
-	}
-	var out []string
-	for _, ns := range all {
-		has, err := reg.of(ns).hasOrphans(ctx)
-		if err != nil {
-			return nil, err
-		}
-		if has {
-			out = append(out, ns)
-		}
-	}
-	return out, nil
-}
-
-// hasOrphans reports whether a role should have ended with its driver, or has processes that no process monitors.
-func (g registry) hasOrphans(ctx context.Context) (bool, error) {
-	all, err := g.list(ctx)
-	for _, r := range all {
-		if alive := g.alive(ctx, r.Owner); !r.Detached && !alive || r.needsMonitor(alive) {
-			return true, nil
-		}
-	}
-	holds, holdErr := g.driverReservations(ctx)
-	for _, h := range holds {
-		if !g.alive(ctx, h.Owner) {
-			return true, nil
-		}
-	}
-	return false, errors.Join(err, holdErr)
 }
 
 // ConfirmReservations tells the placement service which of its unconfirmed reservations are in use: by a role whose
@@ -286,7 +233,7 @@ func ConfirmReservations(ctx context.Context, b *bus.Bus) error {
 	if err != nil {
 		return err
 	}
-	reg, err := openRegistry(ctx, b, "")
+	reg, err := registry.Open(ctx, b, "")
 	if err != nil {
 		return err
 	}
@@ -295,7 +242,7 @@ func ConfirmReservations(ctx context.Context, b *bus.Bus) error {
 		if r.Unconfirmed == "" || r.Namespace == "" {
 			continue
 		}
-		if stands, err := reg.of(r.Namespace).inUse(ctx, r.ID); err != nil {
+		if stands, err := reg.Of(r.Namespace).ReservationInUse(ctx, r.ID); err != nil {
 			return err
 		} else if stands {
 			held = append(held, placement.ReservationRef{ID: r.ID, Token: r.Token})
@@ -306,26 +253,4 @@ func ConfirmReservations(ctx context.Context, b *bus.Bus) error {
 	}
 	_, err = client.Confirm(ctx, held)
 	return err
-}
-
-// inUse reports whether a role or a driver of the namespace uses a reservation.
-func (g registry) inUse(ctx context.Context, id string) (bool, error) {
-	all, err := g.list(ctx)
-	for _, rec := range all {
-		own := reservationID(rec)
-		named := id == own || strings.HasPrefix(id, own+"-") || slices.ContainsFunc(rec.Reservations, func(h ReservationRef) bool { return h.ID == id })
-		if named && (rec.Detached || g.alive(ctx, rec.Owner)) {
-			return true, nil
-		}
-	}
-	if err != nil {
-		return false, err
-	}
-	holds, err := g.driverReservations(ctx)
-	for _, h := range holds {
-		if h.ID == id && g.alive(ctx, h.Owner) {
-			return true, nil
-		}
-	}
-	return false, err
 }

@@ -9,6 +9,7 @@ import (
 
 	"troupe/bus"
 	"troupe/nodes"
+	"troupe/roles/registry"
 )
 
 const (
@@ -128,8 +129,8 @@ func (c *Cluster) FlushOutput(ctx context.Context) error {
 }
 
 // flushAgents returns when the output of the workers has left their agents.
-func (c *Cluster) flushAgents(ctx context.Context, rec RoleRecord) error {
-	order, _ := rec.launchTargets(rec.placedRanks())
+func (c *Cluster) flushAgents(ctx context.Context, rec registry.RoleRecord) error {
+	order, _ := launchTargets(rec, rec.PlacedRanks())
 	errs := make([]error, len(order))
 	var group sync.WaitGroup
 	for i, at := range order {

@@ -11,10 +11,10 @@ import (
 	"time"
 
 	"troupe/bus"
-	"troupe/bus/wire"
 	"troupe/gpu"
 	"troupe/nodes"
 	"troupe/placement"
+	"troupe/roles/registry"
 )
 
 const (
@@ -75,14 +75,14 @@ type Process struct {
 	MaxBackoff time.Duration
 }
 
-// Policy is the reaction to the failure of a worker.
-type Policy string
+// Policy is the reaction to the failure of a worker; the role's record has it too.
+type Policy = registry.Policy
 
 const (
-	FailRole    Policy = ""             // the role fails, and its workers are stopped
-	RestartRank Policy = "restart_rank" // a new process gets its rank, devices and port; its calls fail
-	RestartRole Policy = "restart_role" // all workers are stopped and started again; all calls fail
-	Ignore      Policy = "ignore"       // the other workers continue; calls to the failed one fail
+	FailRole    = registry.FailRole    // the role fails, and its workers are stopped
+	RestartRank = registry.RestartRank // a new process gets its rank, devices and port; its calls fail
+	RestartRole = registry.RestartRole // all workers are stopped and started again; all calls fail
+	Ignore      = registry.Ignore      // the other workers continue; calls to the failed one fail
 )
 
 // Self is the Command of a driver whose own program runs the workers: see Main.
@@ -209,9 +209,9 @@ func (p *Process) remedy(name string) string {
 }
 
 // request is the request to the placement service.
-func (p *Process) request(rec RoleRecord) placement.Request {
+func (p *Process) request(rec registry.RoleRecord) placement.Request {
 	r := p.Needs
-	r.ID, r.Namespace, r.Holder = reservationID(rec), rec.Namespace, rec.Name
+	r.ID, r.Namespace, r.Holder = rec.ReservationID(), rec.Namespace, rec.Name
 	switch {
 	case r.Mapping != nil:
 		m := *r.Mapping
@@ -223,15 +223,4 @@ func (p *Process) request(rec RoleRecord) placement.Request {
 		r.Bundles = placement.Repeat(rec.World, r.Bundles[0])
 	}
 	return r
-}
-
-// reservationID is derived from the record, so that the reservation of a role can be found before it is recorded.
-// A long name is cut: reservation ids are names too, and workers that move have ids with a further suffix.
-func reservationID(rec RoleRecord) string {
-	const suffix = len("-123456789")
-	name := rec.Name
-	if longest := wire.MaxName - suffix - len("-") - len(rec.Incarnation); len(name) > longest {
-		name = name[:longest]
-	}
-	return name + "-" + rec.Incarnation
 }

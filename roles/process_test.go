@@ -20,6 +20,7 @@ import (
 	"troupe/nodes"
 	"troupe/placement"
 	"troupe/roles"
+	"troupe/roles/registry"
 )
 
 func TestProcesses(t *testing.T) {
@@ -103,7 +104,7 @@ func TestAWorkerIsKilled(t *testing.T) {
 	gone(t, pids...)
 	eventually(t, "the registry knows why", func() bool {
 		rec := rolesOf(t, rt)["train"]
-		return rec.State == roles.RoleFailed && strings.Contains(rec.Cause, "SIGKILL")
+		return rec.State == registry.RoleFailed && strings.Contains(rec.Cause, "SIGKILL")
 	})
 	require.NoError(t, c.Destroy(patient(t)))
 	require.Empty(t, tr.reservations(t))
@@ -190,7 +191,7 @@ func TestRestartARank(t *testing.T) {
 	}
 	_, err = c.Call(patient(t), "exit", 2)
 	require.Error(t, err)
-	eventually(t, "two restarts, and no more", func() bool { return rolesOf(t, rt)["infer"].State == roles.RoleFailed })
+	eventually(t, "two restarts, and no more", func() bool { return rolesOf(t, rt)["infer"].State == registry.RoleFailed })
 	require.Contains(t, rolesOf(t, rt)["infer"].Cause, "after 2 restarts")
 }
 
@@ -330,7 +331,7 @@ func TestDriverOfProcessesIsKilled(t *testing.T) {
 	require.NoError(t, syscall.Kill(int(pid.(int64)), syscall.SIGKILL))
 	eventually(t, "it is known that it failed, and why", func() bool {
 		rec := rolesOf(t, rest)["kept"]
-		return rec.State == roles.RoleFailed && strings.Contains(rec.Cause, "SIGKILL")
+		return rec.State == registry.RoleFailed && strings.Contains(rec.Cause, "SIGKILL")
 	})
 	require.NoError(t, attach(t, rest, "kept").Destroy(patient(t)))
 	require.Empty(t, tr.reservations(t))
@@ -576,7 +577,7 @@ func TestGrowDuringDestroy(t *testing.T) {
 	rt := tr.driver(t, roles.Config{})
 	c := create(t, rt, workerSpec("infer", 1, placement.Wholes(1)))
 	other := tr.driver(t, roles.Config{})
-	require.NoError(t, other.Step(patient(t), c, roles.RoleStopping), "another driver has begun")
+	require.NoError(t, other.Step(patient(t), c, registry.RoleStopping), "another driver has begun")
 	require.ErrorIs(t, c.Grow(patient(t), 1), bus.ErrConflict)
 	require.Len(t, tr.reservations(t), 1)
 	require.Len(t, rolesOf(t, rt)["infer"].Placements, 1)

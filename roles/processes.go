@@ -17,6 +17,7 @@ import (
 	"troupe/dispatch"
 	"troupe/nodes"
 	"troupe/placement"
+	"troupe/roles/registry"
 )
 
 const (
@@ -90,7 +91,7 @@ func (c *Cluster) startProcesses(ctx context.Context, config wire.Raw) error {
 		return err
 	}
 	rec := c.Record()
-	all := rec.allRanks()
+	all := rec.AllRanks()
 	if err := c.launch(ctx, all, rec); err != nil {
 		return err
 	}
@@ -113,7 +114,7 @@ func (c *Cluster) reserve(ctx context.Context) error {
 	if err != nil {
 		return bus.Errorf(bus.CodeOf(err), "role %s: %w", c.Name(), err)
 	}
-	var placements []RankPlacement
+	var placements []registry.RankPlacement
 	for i, one := range instances {
 		got, err := c.reserveOne(ctx, client, one)
 		if err != nil {
@@ -123,13 +124,13 @@ func (c *Cluster) reserve(ctx context.Context) error {
 			placed.Reservation = i
 			placements = append(placements, placed)
 		}
-		if err := c.edit(ctx, func(r *RoleRecord) {
-			r.Reservations = append(r.Reservations, ReservationRef{ID: got.ID, Token: got.Token, Over: got.SharesWith})
+		if err := c.edit(ctx, func(r *registry.RoleRecord) {
+			r.Reservations = append(r.Reservations, registry.ReservationRef{ID: got.ID, Token: got.Token, Over: got.SharesWith})
 		}); err != nil {
 			return err
 		}
 	}
-	return c.edit(ctx, func(r *RoleRecord) { r.Placements, r.Policy = placements, c.spec.Process.Policy })
+	return c.edit(ctx, func(r *registry.RoleRecord) { r.Placements, r.Policy = placements, c.spec.Process.Policy })
 }
 
 func (c *Cluster) reserveOne(ctx context.Context, client *placement.Client, request placement.Request) (placement.Record, error) {
@@ -148,7 +149,7 @@ func (c *Cluster) reservationOf(ctx context.Context, role string) (string, error
 	if err != nil {
 		return "", err
 	}
-	rec, err := reg.get(ctx, role)
+	rec, err := reg.Get(ctx, role)
 	if err == nil && len(rec.Reservations) == 0 {
 		err = bus.Errorf(bus.CodeInvalid, "role %s runs in its driver's process and has no devices", role)
 	}
@@ -161,11 +162,11 @@ func (c *Cluster) reservationOf(ctx context.Context, role string) (string, error
 // leaseMasterPort leases a port for rank 0 that the other ranks can reach.
 func (c *Cluster) leaseMasterPort(ctx context.Context) error {
 	rec := c.Record()
-	host, ports, err := c.rt.agents().Ports(ctx, rec.Placements[0].Node, rec.workerID(0), 1)
+	host, ports, err := c.rt.agents().Ports(ctx, rec.Placements[0].Node, rec.WorkerID(0), 1)
 	if err != nil {
 		return bus.Errorf(bus.CodeOf(err), "role %s: lease a port for rank 0: %w", c.Name(), err)
 	}
-	return c.edit(ctx, func(r *RoleRecord) { r.Master = net.JoinHostPort(host, strconv.Itoa(ports[0])) })
+	return c.edit(ctx, func(r *registry.RoleRecord) { r.Master = net.JoinHostPort(host, strconv.Itoa(ports[0])) })
 }
 
 // makeProgram sets the program of the worker processes. Shipped folders are stored for a day; so a folder is shipped
@@ -190,9 +191,9 @@ func (c *Cluster) makeProgram(ctx context.Context) error {
 }
 
 // launch starts the processes of some ranks, on all nodes concurrently. It returns the first error.
-func (c *Cluster) launch(ctx context.Context, ranks []int, rec RoleRecord) error {
-	around := rec.rankEnvironments()
-	order, groups := rec.launchTargets(ranks)
+func (c *Cluster) launch(ctx context.Context, ranks []int, rec registry.RoleRecord) error {
+	around := newRankEnvironments(rec)
+	order, groups := launchTargets(rec, ranks)
 	errs := make([]error, len(order))
 	var group sync.WaitGroup
 	for i, at := range order {
@@ -207,7 +208,7 @@ func (c *Cluster) launch(ctx context.Context, ranks []int, rec RoleRecord) error
 	return nil
 }
 
-func (c *Cluster) launchOn(ctx context.Context, at launchTarget, ranks []int, rec RoleRecord, around rankEnvironments) error {
+func (c *Cluster) launchOn(ctx context.Context, at launchTarget, ranks []int, rec registry.RoleRecord, around rankEnvironments) error {
 	node, held := at.node, rec.Reservations[at.reservation]
 	params, err := c.loadStartParams(ctx, rec)
 	if err != nil {
@@ -226,7 +227,7 @@ func (c *Cluster) launchOn(ctx context.Context, at launchTarget, ranks []int, re
 			return bus.Errorf(bus.CodeInternal, "role %s: encode the assignment of rank %d: %w", c.Name(), rank, err)
 		}
 		order.Workers = append(order.Workers, nodes.Start{
-			ID: rec.workerID(rank), Name: rec.Placements[rank].Name, Env: around.environment(rank, params),
+			ID: rec.WorkerID(rank), Name: rec.Placements[rank].Name, Env: around.environment(rank, params),
 			Devices: rec.Placements[rank].UUIDs, Share: rec.Placements[rank].Share, Assignment: assignment,
 		})
 	}
@@ -244,7 +245,7 @@ func (c *Cluster) launchOn(ctx context.Context, at launchTarget, ranks []int, re
 	return nil
 }
 
-func (r *startParams) assignment(rec RoleRecord, rank int) Assignment {
+func (r *startParams) assignment(rec registry.RoleRecord, rank int) Assignment {
 	return Assignment{
 		Namespace: rec.Namespace, Role: rec.Name, Incarnation: rec.Incarnation, Class: rec.Class, Rank: rank, World: rec.World,
 		Gen: rec.Placements[rank].Gen, Mesh: rec.Mesh, Config: r.Config, Ordered: rec.Ordered, QueueLimit: r.QueueLimit,
@@ -287,8 +288,8 @@ func (c *Cluster) awaitReady(ctx context.Context, ranks []int) error {
 }
 
 // checkAgents checks that the agents of some ranks live and know their workers.
-func (c *Cluster) checkAgents(ctx context.Context, ranks []int, rec RoleRecord) error {
-	order, groups := rec.launchTargets(ranks)
+func (c *Cluster) checkAgents(ctx context.Context, ranks []int, rec registry.RoleRecord) error {
+	order, groups := launchTargets(rec, ranks)
 	errs := make([]error, len(order))
 	var group sync.WaitGroup
 	for i, at := range order {
@@ -298,7 +299,7 @@ func (c *Cluster) checkAgents(ctx context.Context, ranks []int, rec RoleRecord) 
 	return errors.Join(errs...)
 }
 
-func (c *Cluster) checkAgent(ctx context.Context, node string, ranks []int, rec RoleRecord) error {
+func (c *Cluster) checkAgent(ctx context.Context, node string, ranks []int, rec registry.RoleRecord) error {
 	asking, cancel := context.WithTimeout(ctx, 2*agentProbeEvery)
 	defer cancel()
 	there, err := c.rt.agents().WorkersOf(asking, node, rec.Address())
@@ -309,7 +310,7 @@ func (c *Cluster) checkAgent(ctx context.Context, node string, ranks []int, rec 
 		return bus.Errorf(bus.CodeWorkerLost, "role %s: rank %d will not become ready: %w", c.Name(), ranks[0], err)
 	}
 	for _, rank := range ranks {
-		id := rec.workerID(rank)
+		id := rec.WorkerID(rank)
 		if !slices.ContainsFunc(there, func(s nodes.Status) bool { return s.ID == id }) {
 			return bus.Errorf(bus.CodeWorkerLost, "role %s: rank %d exited with an earlier agent of node %s", c.Name(), rank, node)
 		}
@@ -330,18 +331,18 @@ func (c *Cluster) readMethods(ctx context.Context) error {
 	if err := checkMethods(infos[0].Class, infos[0].Methods); err != nil {
 		return err
 	}
-	return c.edit(ctx, func(r *RoleRecord) {
+	return c.edit(ctx, func(r *registry.RoleRecord) {
 		r.Methods, r.Open, r.DeviceTensors = infos[0].Methods, infos[0].Open, infos[0].DeviceTensors
 	})
 }
 
 // edit changes the role's record.
-func (c *Cluster) edit(ctx context.Context, change func(*RoleRecord)) error {
+func (c *Cluster) edit(ctx context.Context, change func(*registry.RoleRecord)) error {
 	reg, err := c.rt.registry(ctx)
 	if err != nil {
 		return err
 	}
-	rec, err := reg.edit(ctx, c.Record(), change)
+	rec, err := reg.Edit(ctx, c.Record(), change)
 	if err != nil {
 		return err
 	}
@@ -388,10 +389,10 @@ func (c *Cluster) reachable(ranks []int) []int {
 // killProcesses sends SIGINT, SIGTERM after the grace, and SIGKILL; without a grace only SIGKILL. It returns when the agents
 // have seen the processes exit. The agent of a lost node cannot; its devices are not granted before it has shown that they
 // are free.
-func (c *Cluster) killProcesses(ctx context.Context, ranks []int, rec RoleRecord, grace time.Duration) error {
+func (c *Cluster) killProcesses(ctx context.Context, ranks []int, rec registry.RoleRecord, grace time.Duration) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killGrace+agentTimeout)
 	defer cancel()
-	order, groups := rec.launchTargets(ranks)
+	order, groups := launchTargets(rec, ranks)
 	errs := make([]error, len(order))
 	var group sync.WaitGroup
 	for i, at := range order {
@@ -401,10 +402,10 @@ func (c *Cluster) killProcesses(ctx context.Context, ranks []int, rec RoleRecord
 	return errors.Join(errs...)
 }
 
-func (c *Cluster) killOn(ctx context.Context, node string, ranks []int, rec RoleRecord, grace time.Duration) error {
+func (c *Cluster) killOn(ctx context.Context, node string, ranks []int, rec registry.RoleRecord, grace time.Duration) error {
 	ids := make([]nodes.WorkerID, len(ranks))
 	for i, rank := range ranks {
-		ids[i] = rec.workerID(rank)
+		ids[i] = rec.WorkerID(rank)
 	}
 	asking, cancel := context.WithTimeout(ctx, agentProbe)
 	_, err := c.rt.agents().WorkersOf(asking, node, rec.Address()) // an absent agent is not waited for
@@ -434,7 +435,7 @@ func (c *Cluster) releaseReservations(ctx context.Context) error {
 	}
 	held := rec.Reservations
 	if c.origin != created || len(rec.Placements) == 0 || rec.Generations > 0 {
-		if held, err = withUnrecorded(ctx, client, reservationID(rec), held); err != nil {
+		if held, err = withUnrecorded(ctx, client, rec.ReservationID(), held); err != nil {
 			return err
 		}
 	}
@@ -442,7 +443,7 @@ func (c *Cluster) releaseReservations(ctx context.Context) error {
 }
 
 // release releases reservations. A stale token is no error.
-func release(ctx context.Context, client *placement.Client, held []ReservationRef) error {
+func release(ctx context.Context, client *placement.Client, held []registry.ReservationRef) error {
 	var errs []error
 	for _, h := range held {
 		if err := client.Release(ctx, h.ID, h.Token); err != nil && !errors.As(err, new(*placement.StaleTokenError)) {
@@ -453,16 +454,16 @@ func release(ctx context.Context, client *placement.Client, held []ReservationRe
 }
 
 // withUnrecorded adds the reservations whose id belongs to the role.
-func withUnrecorded(ctx context.Context, client *placement.Client, id string, held []ReservationRef) ([]ReservationRef, error) {
+func withUnrecorded(ctx context.Context, client *placement.Client, id string, held []registry.ReservationRef) ([]registry.ReservationRef, error) {
 	list, err := client.List(ctx)
 	if err != nil {
 		return nil, err
 	}
 	held = slices.Clone(held)
 	for _, r := range list.Records {
-		known := slices.ContainsFunc(held, func(h ReservationRef) bool { return h.ID == r.ID })
+		known := slices.ContainsFunc(held, func(h registry.ReservationRef) bool { return h.ID == r.ID })
 		if !known && (r.ID == id || strings.HasPrefix(r.ID, id+"-")) {
-			held = append(held, ReservationRef{ID: r.ID, Token: r.Token})
+			held = append(held, registry.ReservationRef{ID: r.ID, Token: r.Token})
 		}
 	}
 	return held, nil

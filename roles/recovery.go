@@ -97,7 +97,7 @@ func (c *Cluster) handleFailure(l loss) bool {
 	case rec.Policy == Ignore:
 		c.reportFailure(l, "the others continue")
 		return true
-	case !rec.restarts():
+	case !rec.ReplacesWorkers():
 		return false
 	}
 	m := &c.recovery

@@ -12,6 +12,7 @@ import (
 	"troupe/bus"
 	"troupe/bus/wire"
 	"troupe/dispatch"
+	"troupe/roles/registry"
 )
 
 // maxReplay is the size of the arguments that the driver of a role keeps for restarted workers.
@@ -39,8 +40,6 @@ type replayPart struct {
 	NoData bool   `msgpack:"no_data,omitempty"`
 	Body   []byte `msgpack:"body"`
 }
-
-func replayKey(role string) string { return "replay." + role }
 
 // replayCache is the calls of this process that are kept for restarted workers.
 type replayCache struct {
@@ -86,9 +85,9 @@ func (c *Cluster) checkReplay(call replayedCall) error {
 	switch {
 	case call.Size > maxReplay:
 		return bus.Errorf(bus.CodeInvalid, "%s is replayed on restarted workers, and its arguments have %d MiB; the maximum is %d MiB: %s", call.Method, call.Size>>20, maxReplay>>20, remedy)
-	case call.Size > maxStored/2 && c.origin != created:
+	case call.Size > registry.MaxValue/2 && c.origin != created:
 		return bus.Errorf(bus.CodeInvalid, "%s is replayed on restarted workers, and its arguments have %d KiB; the maximum for a driver that has not created the role is %d KiB: call it from the driver that created role %s, or %s",
-			call.Method, call.Size>>10, maxStored>>11, c.Name(), remedy)
+			call.Method, call.Size>>10, registry.MaxValue>>11, c.Name(), remedy)
 	}
 	return nil
 }
@@ -100,7 +99,7 @@ func (c *Cluster) storeReplay(call replayedCall) {
 	if k.large == nil {
 		k.large = map[string]replayedCall{}
 	}
-	if call.Size > maxStored/2 {
+	if call.Size > registry.MaxValue/2 {
 		old := k.large[call.Method]
 		call = call.merge(old)
 		k.large[call.Method] = call
@@ -199,7 +198,7 @@ func (c *Cluster) storeCall(ctx context.Context, call replayedCall) error {
 		if _, err := c.readRecord(); err != nil {
 			return err // an ended role leaves no keys
 		}
-		all, rev, err := reg.replays(ctx, c.Record())
+		all, rev, err := readReplays(ctx, reg, c.Record())
 		if err != nil {
 			return err
 		}
@@ -212,13 +211,11 @@ func (c *Cluster) storeCall(ctx context.Context, call replayedCall) error {
 		})
 		all.Calls = append(all.Calls, one)
 		value, err := wire.Marshal(all)
-		if err == nil && len(value) > maxStored {
+		if err == nil && len(value) > registry.MaxValue {
 			return c.tooLarge(ctx, call)
 		}
-		if err == nil && rev == 0 {
-			_, err = reg.kv.Create(ctx, reg.key(replayKey(c.Name())), value)
-		} else if err == nil {
-			_, err = reg.kv.Update(ctx, reg.key(replayKey(c.Name())), value, rev)
+		if err == nil {
+			err = reg.PutReplays(ctx, c.Name(), value, rev)
 		}
 		if !errors.Is(err, bus.ErrConflict) && !errors.Is(err, bus.ErrExists) {
 			return err
@@ -238,10 +235,10 @@ func (c *Cluster) tooLarge(ctx context.Context, call replayedCall) error {
 	return c.storeCall(ctx, call)
 }
 
-// replays reads the replayed calls of a role. Revision 0: none.
-func (g registry) replays(ctx context.Context, rec RoleRecord) (replays, uint64, error) {
+// readReplays reads the replayed calls of a role. Revision 0: none.
+func readReplays(ctx context.Context, reg registry.Registry, rec registry.RoleRecord) (replays, uint64, error) {
 	none := replays{Incarnation: rec.Incarnation}
-	e, err := g.kv.Get(ctx, g.key(replayKey(rec.Name)))
+	value, rev, err := reg.Replays(ctx, rec.Name)
 	if errors.Is(err, bus.ErrNotFound) {
 		return none, 0, nil
 	}
@@ -249,13 +246,13 @@ func (g registry) replays(ctx context.Context, rec RoleRecord) (replays, uint64,
 		return none, 0, err
 	}
 	var all replays
-	if err := wire.Unmarshal(e.Value, &all); err != nil {
+	if err := wire.Unmarshal(value, &all); err != nil {
 		return none, 0, bus.Errorf(bus.CodeMalformed, "the replayed calls of role %s are malformed: %w", rec.Name, err)
 	}
 	if all.Incarnation != rec.Incarnation {
-		return none, e.Revision, nil // of an earlier incarnation
+		return none, rev, nil // of an earlier incarnation
 	}
-	return all, e.Revision, nil
+	return all, rev, nil
 }
 
 // replay repeats the stored calls on restarted workers, one method after the other.
@@ -271,7 +268,7 @@ func (c *Cluster) replay(ctx context.Context, ranks []int) error {
 	if err != nil {
 		return err
 	}
-	all, _, err := reg.replays(ctx, rec)
+	all, _, err := readReplays(ctx, reg, rec)
 	if err != nil {
 		return err
 	}
@@ -281,7 +278,7 @@ func (c *Cluster) replay(ctx context.Context, ranks []int) error {
 			large := c.replayCache.large[call.Method]
 			c.replayCache.mu.Unlock()
 			if call.Keeper != c.rt.ep.Session() || large.Parts == nil {
-				return bus.Errorf(bus.CodeRefused, "%s cannot be replayed: its arguments (%d KiB) are in the driver that made the call, because the registry takes %d KiB; pass a path or a name instead of the value", call.Method, call.Size>>10, maxStored>>10)
+				return bus.Errorf(bus.CodeRefused, "%s cannot be replayed: its arguments (%d KiB) are in the driver that made the call, because the registry takes %d KiB; pass a path or a name instead of the value", call.Method, call.Size>>10, registry.MaxValue>>10)
 			}
 			call.Parts = large.Parts
 		}

@@ -2,12 +2,12 @@ package roles
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"time"
 
 	"troupe/bus"
 	"troupe/placement"
+	"troupe/roles/registry"
 )
 
 // Reservation is devices that a driver reserves for later roles. Roles use it with Process.Needs.Colocate, and share a
@@ -16,18 +16,6 @@ type Reservation struct {
 	placement.Record
 	rt *Runtime
 }
-
-// driverReservation is a driver's reservation in the registry: the key <namespace>.hold.<id>. It is written before the request, so
-// that the reservation of a dead driver can be found.
-type driverReservation struct {
-	ID    string        `json:"id"`
-	Owner string        `json:"owner"` // session of the driver
-	By    string        `json:"by"`    // the driver, for display
-	Lease time.Duration `json:"lease"`
-	Since time.Time     `json:"since"`
-}
-
-func reservationKey(id string) string { return "hold." + id }
 
 // Reserve reserves devices for this driver or worker; it queues until ctx ends, or for a minute without a deadline. A request
 // without an id gets one.
@@ -49,7 +37,7 @@ func (rt *Runtime) Reserve(ctx context.Context, request placement.Request) (*Res
 	if request.Holder == "" {
 		request.Holder = rt.cfg.Name
 	}
-	if err := reg.createReservation(ctx, driverReservation{ID: request.ID, Owner: rt.ep.Session(), By: rt.cfg.Name, Lease: rt.cfg.Lease, Since: time.Now().UTC()}); err != nil {
+	if err := reg.CreateReservation(ctx, registry.DriverReservation{ID: request.ID, Owner: rt.ep.Session(), By: rt.cfg.Name, Lease: rt.cfg.Lease, Since: time.Now().UTC()}); err != nil {
 		return nil, err
 	}
 	waiting, cancel := ctx, context.CancelFunc(func() {})
@@ -62,7 +50,7 @@ func (rt *Runtime) Reserve(ctx context.Context, request placement.Request) (*Res
 		if !errors.Is(err, bus.ErrOutcomeUnknown) {
 			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), registryTimeout) // ctx has often ended by then
 			defer cancel()
-			err = errors.Join(err, reg.deleteReservation(last, request.ID))
+			err = errors.Join(err, reg.DeleteReservation(last, request.ID))
 		}
 		return nil, err
 	}
@@ -82,68 +70,18 @@ func (rt *Runtime) releaseReservation(ctx context.Context, id string, token uint
 	if err != nil {
 		return err
 	}
-	if err := release(ctx, client, []ReservationRef{{ID: id, Token: token}}); err != nil {
+	if err := release(ctx, client, []registry.ReservationRef{{ID: id, Token: token}}); err != nil {
 		return err
 	}
 	reg, err := rt.registry(ctx)
 	if err != nil {
 		return err
 	}
-	return reg.deleteReservation(ctx, id)
-}
-
-func (g registry) createReservation(ctx context.Context, h driverReservation) error {
-	value, err := json.Marshal(h)
-	if err != nil {
-		return bus.Errorf(bus.CodeInternal, "encode the hold of %s: %w", h.ID, err)
-	}
-	if _, err := g.kv.Create(ctx, g.key(reservationKey(h.ID)), value); errors.Is(err, bus.ErrExists) {
-		return g.takenReservation(ctx, h.ID)
-	} else if err != nil {
-		return err
-	}
-	return nil
-}
-
-// takenReservation is the error of an id that is taken.
-func (g registry) takenReservation(ctx context.Context, id string) error {
-	var held driverReservation
-	if e, err := g.kv.Get(ctx, g.key(reservationKey(id))); err == nil && json.Unmarshal(e.Value, &held) == nil {
-		return bus.Errorf(bus.CodeExists, "reservation %s exists already: %s holds it since %s; remove it with `troupe release %s`, or choose another id",
-			id, held.By, held.Since.Format(time.RFC3339), id)
-	}
-	return bus.Errorf(bus.CodeExists, "reservation %s exists already in this namespace; choose another id", id)
-}
-
-func (g registry) deleteReservation(ctx context.Context, id string) error {
-	e, err := g.kv.Get(ctx, g.key(reservationKey(id)))
-	if err == nil {
-		err = g.kv.Delete(ctx, g.key(reservationKey(id)), e.Revision)
-	}
-	if errors.Is(err, bus.ErrNotFound) {
-		return nil
-	}
-	return err
-}
-
-// driverReservations lists the drivers' reservations. Malformed entries are skipped.
-func (g registry) driverReservations(ctx context.Context) ([]driverReservation, error) {
-	entries, err := g.kv.List(ctx, g.key("hold"))
-	if err != nil {
-		return nil, err
-	}
-	var out []driverReservation
-	for _, e := range entries {
-		var h driverReservation
-		if json.Unmarshal(e.Value, &h) == nil && h.ID != "" {
-			out = append(out, h)
-		}
-	}
-	return out, nil
+	return reg.DeleteReservation(ctx, id)
 }
 
 // releaseDriverReservation releases a driver's reservation.
-func (rt *Runtime) releaseDriverReservation(ctx context.Context, h driverReservation) error {
+func (rt *Runtime) releaseDriverReservation(ctx context.Context, h registry.DriverReservation) error {
 	client, err := rt.placement()
 	if err != nil {
 		return err
@@ -167,7 +105,7 @@ func (rt *Runtime) releaseOwn(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	all, err := reg.driverReservations(ctx)
+	all, err := reg.DriverReservations(ctx)
 	if err != nil {
 		return err
 	}

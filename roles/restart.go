@@ -13,6 +13,7 @@ import (
 	"troupe/bus/wire"
 	"troupe/nodes"
 	"troupe/placement"
+	"troupe/roles/registry"
 )
 
 const (
@@ -23,27 +24,6 @@ const (
 	stateRestarted  = actors.State("restarted")
 	stateRestarting = actors.State("restarting")
 )
-
-// Restart is a restart in progress: it is in the role's record while the state is restarting. Exactly one process
-// carries it out, with the session By; it writes the record by compare-and-set before it does anything else. When that
-// process is dead, or takes longer than Limit, another may replace it, with a new generation.
-type Restart struct {
-	Ranks []int         `json:"ranks"`
-	Gen   uint32        `json:"gen"`             // of the new workers
-	N     int           `json:"n"`               // the number of this restart
-	Of    int           `json:"of"`              // the maximum
-	Why   string        `json:"why"`             // the first loss
-	Avoid []string      `json:"avoid,omitempty"` // nodes that the ranks are moved away from: drained or lost
-	By    string        `json:"by"`              // session of the process that carries it out
-	Limit time.Duration `json:"limit"`           // how long it may take
-}
-
-// ReplacedWorker is a replaced worker process.
-type ReplacedWorker struct {
-	Node string `json:"node"`
-	Rank int    `json:"rank"`
-	Gen  uint32 `json:"gen"`
-}
 
 var (
 	errRoleEnded       = errors.New("the role is stopping or has failed")
@@ -62,8 +42,8 @@ func (c *Cluster) Restarting() []int {
 
 // WaitReady returns when every rank takes calls, or an error if the role has failed or is destroyed, or ctx has ended.
 func (c *Cluster) WaitReady(ctx context.Context) error {
-	if c.Record().restarts() && c.origin != created { // messages about a restart may have been missed
-		if rec, ok := c.reloadRecord(); ok && rec.State == RoleRestarting {
+	if c.Record().ReplacesWorkers() && c.origin != created { // messages about a restart may have been missed
+		if rec, ok := c.reloadRecord(); ok && rec.State == registry.RoleRestarting {
 			c.restartChanged()
 			c.holdRestarting(rec, nil)
 		}
@@ -84,43 +64,20 @@ func (c *Cluster) WaitReady(ctx context.Context) error {
 	}
 }
 
-// alter changes one incarnation's record by compare-and-set, in any state; change may refuse.
-func (g registry) alter(ctx context.Context, r RoleRecord, change func(*RoleRecord) error) (RoleRecord, error) {
-	for {
-		held, rev, err := g.read(ctx, r.Name)
-		if err == nil && held.Incarnation != r.Incarnation {
-			err = bus.Errorf(bus.CodeNotFound, "this role %s has ended; there is another", r.Name)
-		}
-		if err == nil {
-			err = change(&held)
-		}
-		if err != nil {
-			return held, err
-		}
-		value, err := encodeRecord(held)
-		if err != nil {
-			return r, err
-		}
-		if _, err = g.kv.Update(ctx, g.key(roleKey(r.Name)), value, rev); !errors.Is(err, bus.ErrConflict) {
-			return held, err
-		}
-	}
-}
-
 // alter changes the role's record, in any state.
-func (c *Cluster) alter(ctx context.Context, change func(*RoleRecord) error) error {
+func (c *Cluster) alter(ctx context.Context, change func(*registry.RoleRecord) error) error {
 	reg, err := c.rt.registry(ctx)
 	if err != nil {
 		return err
 	}
-	rec, err := reg.alter(ctx, c.Record(), change)
+	rec, err := reg.Alter(ctx, c.Record(), change)
 	if err == nil {
 		c.setRecord(rec)
 	}
 	return err
 }
 
-func (c *Cluster) setRecord(rec RoleRecord) {
+func (c *Cluster) setRecord(rec registry.RoleRecord) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.rec = rec
@@ -133,7 +90,7 @@ func (c *Cluster) holdCalls(l loss) {
 	c.recovery.add(l)
 	ranks := []int{l.rank}
 	if c.Record().Policy == RestartRole {
-		ranks = c.Record().allRanks()
+		ranks = c.Record().AllRanks()
 	}
 	c.gate.Hold(ranks, func(rank int) *bus.Error {
 		return c.withRank(rank, bus.Errorf(bus.CodeWorkerLost, "rank %d is restarting: %s", rank, l.why.Message).WithCause(l.why))
@@ -155,16 +112,11 @@ func (c *Cluster) siblings() []*Cluster {
 }
 
 // holdSiblingCalls holds the calls of the siblings to the ranks of a restart, until they have read the record.
-func (c *Cluster) holdSiblingCalls(r *Restart) {
+func (c *Cluster) holdSiblingCalls(r *registry.Restart) {
 	for _, s := range c.siblings() {
-		s.gate.Hold(r.Ranks, func(rank int) *bus.Error { return s.withRank(rank, r.callError(rank)) })
+		s.gate.Hold(r.Ranks, func(rank int) *bus.Error { return s.withRank(rank, r.CallError(rank)) })
 		s.restartChanged()
 	}
-}
-
-// callError is the error of calls to a restarting rank.
-func (r *Restart) callError(rank int) *bus.Error {
-	return bus.Errorf(bus.CodeWorkerLost, "rank %d is %s: %s", rank, r.progress(), r.Why)
 }
 
 // withRank sets the role and rank of an error.
@@ -175,43 +127,27 @@ func (c *Cluster) withRank(rank int, e *bus.Error) *bus.Error {
 
 // holdRestarting holds the calls to the ranks that are restarting, or lost and not yet replaced, and releases those to the
 // others.
-func (c *Cluster) holdRestarting(rec RoleRecord, lost []loss) {
+func (c *Cluster) holdRestarting(rec registry.RoleRecord, lost []loss) {
 	c.recovery.gateMu.Lock()
 	defer c.recovery.gateMu.Unlock()
 	var away []int
 	for _, l := range stillLost(rec, append(slices.Clone(lost), c.recovery.pending()...)) {
 		away = append(away, l.rank)
 		if rec.Policy == RestartRole {
-			away = union(away, rec.allRanks())
+			away = union(away, rec.AllRanks())
 		}
 	}
-	if r := rec.Restart; rec.State == RoleRestarting && r != nil {
+	if r := rec.Restart; rec.State == registry.RoleRestarting && r != nil {
 		c.gate.Hold(r.Ranks, func(rank int) *bus.Error {
-			return c.withRank(rank, r.callError(rank))
+			return c.withRank(rank, r.CallError(rank))
 		})
 		away = append(away, r.Ranks...)
 	}
 	c.gate.Release(away)
 }
 
-// progress describes a restart in progress.
-func (r *Restart) progress() string {
-	if r.N == 0 {
-		return "moved to another node"
-	}
-	return fmt.Sprintf("restarting (%d of %d)", r.N, r.Of)
-}
-
-// outcome describes a completed restart.
-func (r *Restart) outcome() string {
-	if r.N == 0 {
-		return "moved to another node"
-	}
-	return fmt.Sprintf("restarted (%d of %d)", r.N, r.Of)
-}
-
 // stillLost is the losses whose rank has no new worker.
-func stillLost(rec RoleRecord, lost []loss) []loss {
+func stillLost(rec registry.RoleRecord, lost []loss) []loss {
 	return slices.DeleteFunc(slices.Clone(lost), func(l loss) bool {
 		return l.rank >= rec.World || l.rank < len(rec.Placements) && rec.Placements[l.rank].Gen > l.gen
 	})
@@ -243,18 +179,18 @@ func (c *Cluster) recover(lost []loss) *bus.Error {
 		switch {
 		case c.isOver() || c.rt.ctx.Err() != nil:
 			return nil
-		case errors.Is(err, bus.ErrNotFound) || err == nil && rec.State == RoleStopping:
+		case errors.Is(err, bus.ErrNotFound) || err == nil && rec.State == registry.RoleStopping:
 			c.endedElsewhere(c.errDestroyed(), nil)
 			return nil
 		case err != nil: // unreachable; retried
-		case rec.State == RoleFailed:
-			c.endedElsewhere(rec.failure(), rec.failure())
+		case rec.State == registry.RoleFailed:
+			c.endedElsewhere(rec.Failure(), rec.Failure())
 			return nil
 		default:
 			c.applyRecord(rec)
 			c.holdRestarting(rec, lost)
 			c.failRestarted(rec, &seen)
-			if rec.State == RoleReady && len(stillLost(rec, lost)) == 0 {
+			if rec.State == registry.RoleReady && len(stillLost(rec, lost)) == 0 {
 				c.liveness.expectAll()
 				return nil
 			}
@@ -279,14 +215,14 @@ func (c *Cluster) driverTimeLeft(at time.Time) time.Duration {
 }
 
 // readRecord reads the record.
-func (c *Cluster) readRecord() (RoleRecord, error) {
+func (c *Cluster) readRecord() (registry.RoleRecord, error) {
 	ctx, cancel := context.WithTimeout(c.rt.ctx, registryTimeout)
 	defer cancel()
 	reg, err := c.rt.registry(ctx)
 	if err != nil {
-		return RoleRecord{}, err
+		return registry.RoleRecord{}, err
 	}
-	rec, _, err := reg.read(ctx, c.Name())
+	rec, err := reg.Read(ctx, c.Name())
 	if err == nil && rec.Incarnation != c.to.Incarnation {
 		return rec, bus.ErrNotFound
 	}
@@ -294,7 +230,7 @@ func (c *Cluster) readRecord() (RoleRecord, error) {
 }
 
 // applyRecord applies the record: another process may have replaced workers or resized the role.
-func (c *Cluster) applyRecord(rec RoleRecord) {
+func (c *Cluster) applyRecord(rec registry.RoleRecord) {
 	c.mu.Lock()
 	same := c.rec.Mesh == rec.Mesh
 	c.rec = rec
@@ -304,11 +240,6 @@ func (c *Cluster) applyRecord(rec RoleRecord) {
 	if !same {
 		c.applyMesh(rec)
 	}
-}
-
-// failure is the error of calls to a failed role.
-func (r RoleRecord) failure() *bus.Error {
-	return bus.Errorf(bus.CodeWorkerLost, "role %s failed at %s: %s", r.Name, r.Since.Format(time.RFC3339), r.Cause)
 }
 
 // endedElsewhere handles the end of the role by another process.
@@ -326,7 +257,7 @@ func (c *Cluster) releaseSoon() {
 	limit := time.NewTimer(closeTimeout)
 	defer limit.Stop()
 	for {
-		left, changedCh := c.liveness.notOver(c.Record().allRanks())
+		left, changedCh := c.liveness.notOver(c.Record().AllRanks())
 		if len(left) == 0 {
 			return
 		}
@@ -347,22 +278,22 @@ type restartSeen struct {
 }
 
 // failRestarted fails the pending calls to workers that a restart replaces, once per restart.
-func (c *Cluster) failRestarted(rec RoleRecord, seen *restartSeen) {
+func (c *Cluster) failRestarted(rec registry.RoleRecord, seen *restartSeen) {
 	r := rec.Restart
-	if rec.State != RoleRestarting || r == nil || r.Gen == seen.gen {
+	if rec.State != registry.RoleRestarting || r == nil || r.Gen == seen.gen {
 		return
 	}
 	*seen = restartSeen{r.Gen, time.Now()}
 	c.holdSiblingCalls(r)
 	for _, rank := range r.Ranks {
-		c.rt.ep.Lost(c.to, rank, r.Gen-1, c.withRank(rank, r.callError(rank)))
+		c.rt.ep.Lost(c.to, rank, r.Gen-1, c.withRank(rank, r.CallError(rank)))
 	}
 }
 
 // mayRestart reports whether this process starts a restart now. A driver does at once; the head gives a live driver a
 // moment, and both take over a restart whose process is dead or too slow.
-func (c *Cluster) mayRestart(rec RoleRecord, seen *restartSeen, notBefore time.Time) bool {
-	if c.origin != created && c.origin != followed || c.rt.currentLease() == nil || !rec.restarts() {
+func (c *Cluster) mayRestart(rec registry.RoleRecord, seen *restartSeen, notBefore time.Time) bool {
+	if c.origin != created && c.origin != followed || c.rt.currentLease() == nil || !rec.ReplacesWorkers() {
 		return false
 	}
 	ctx, cancel := context.WithTimeout(c.rt.ctx, registryTimeout)
@@ -371,15 +302,15 @@ func (c *Cluster) mayRestart(rec RoleRecord, seen *restartSeen, notBefore time.T
 	if err != nil {
 		return false
 	}
-	if r := rec.Restart; rec.State == RoleRestarting && r != nil && r.By != c.rt.ep.Session() {
+	if r := rec.Restart; rec.State == registry.RoleRestarting && r != nil && r.By != c.rt.ep.Session() {
 		slow := time.Since(seen.at) > r.Limit
-		return slow || !reg.alive(ctx, r.By) && c.rt.uptime.remaining(rec.Lease) == 0
+		return slow || !reg.DriverAlive(ctx, r.By) && c.rt.uptime.Remaining(rec.Lease) == 0
 	}
-	return !time.Now().Before(notBefore) || c.origin == followed && !reg.alive(ctx, rec.Owner)
+	return !time.Now().Before(notBefore) || c.origin == followed && !reg.DriverAlive(ctx, rec.Owner)
 }
 
 // restart replaces the lost workers, or all. again: the record has changed and must be read again.
-func (c *Cluster) restart(rec RoleRecord, lost []loss, seen *restartSeen) (again bool, _ *bus.Error) {
+func (c *Cluster) restart(rec registry.RoleRecord, lost []loss, seen *restartSeen) (again bool, _ *bus.Error) {
 	for _, l := range lost {
 		if l.evicted { // the other workers of its node exit at the same time
 			c.recovery.wait(c.rt.ctx, drainDelay, 0)
@@ -430,7 +361,7 @@ func (c *Cluster) restart(rec RoleRecord, lost []loss, seen *restartSeen) (again
 
 // withExits replaces guessed losses by the exits that agents know: a process that has just begun to monitor a role has
 // missed them.
-func (c *Cluster) withExits(rec RoleRecord, lost []loss) []loss {
+func (c *Cluster) withExits(rec registry.RoleRecord, lost []loss) []loss {
 	out := slices.Clone(lost)
 	for i, l := range out {
 		if !l.guessed || l.rank >= len(rec.Placements) {
@@ -439,7 +370,7 @@ func (c *Cluster) withExits(rec RoleRecord, lost []loss) []loss {
 		ctx, cancel := context.WithTimeout(c.rt.ctx, agentProbe)
 		all, _ := c.rt.agents().Workers(ctx, rec.Placements[l.rank].Node) // a silent agent knows no exit
 		cancel()
-		id := rec.workerID(l.rank)
+		id := rec.WorkerID(l.rank)
 		if at := slices.IndexFunc(all, func(s nodes.Status) bool { return s.ID == id }); at >= 0 && all[at].Exit != nil {
 			if told := lossOfExit(*all[at].Exit); told.failed {
 				out[i] = told
@@ -454,15 +385,15 @@ func (c *Cluster) waitAndRetry() bool {
 	return true
 }
 
-func (c *Cluster) ownerAlive(rec RoleRecord) bool {
+func (c *Cluster) ownerAlive(rec registry.RoleRecord) bool {
 	ctx, cancel := context.WithTimeout(c.rt.ctx, registryTimeout)
 	defer cancel()
 	reg, err := c.rt.registry(ctx)
-	return err != nil || reg.alive(ctx, rec.Owner)
+	return err != nil || reg.DriverAlive(ctx, rec.Owner)
 }
 
 // beginRestart writes into the record that this process restarts the ranks. The first writer wins.
-func (c *Cluster) beginRestart(rec RoleRecord, lost []loss, first loss, params *startParams, seen *restartSeen) error {
+func (c *Cluster) beginRestart(rec registry.RoleRecord, lost []loss, first loss, params *startParams, seen *restartSeen) error {
 	avoid := c.nodesToAvoid(rec, lost)
 	counts := slices.ContainsFunc(lost, func(l loss) bool { return !l.evicted })
 	before := uint32(0)
@@ -471,17 +402,17 @@ func (c *Cluster) beginRestart(rec RoleRecord, lost []loss, first loss, params *
 	}
 	ctx, cancel := context.WithTimeout(c.rt.ctx, 2*registryTimeout)
 	defer cancel()
-	err := c.alter(ctx, func(r *RoleRecord) error {
+	err := c.alter(ctx, func(r *registry.RoleRecord) error {
 		ranks, n := ranksOf(stillLost(*r, lost)), 0
 		if r.Policy == RestartRole && len(ranks) > 0 {
-			ranks = r.allRanks()
+			ranks = r.AllRanks()
 		}
 		switch old := r.Restart; {
-		case r.State != RoleReady && r.State != RoleRestarting:
+		case r.State != registry.RoleReady && r.State != registry.RoleRestarting:
 			return errRoleEnded
-		case r.State == RoleRestarting && old != nil && old.Gen != before:
+		case r.State == registry.RoleRestarting && old != nil && old.Gen != before:
 			return errElsewhere
-		case r.State == RoleRestarting && old != nil:
+		case r.State == registry.RoleRestarting && old != nil:
 			ranks, avoid, n = union(ranks, old.Ranks), union(avoid, old.Avoid), old.N
 		}
 		if len(ranks) == 0 {
@@ -495,12 +426,12 @@ func (c *Cluster) beginRestart(rec RoleRecord, lost []loss, first loss, params *
 		}
 		r.Generations++
 		for _, rank := range ranks {
-			r.Replaced = append(r.Replaced, ReplacedWorker{r.Placements[rank].Node, rank, r.Placements[rank].Gen})
+			r.Replaced = append(r.Replaced, registry.ReplacedWorker{Node: r.Placements[rank].Node, Rank: rank, Gen: r.Placements[rank].Gen})
 			r.Placements[rank].Gen = r.Generations
 		}
 		pause := params.restartProcess().pause(n)
-		r.State, r.Since = RoleRestarting, time.Now().UTC()
-		r.Restart = &Restart{
+		r.State, r.Since = registry.RoleRestarting, time.Now().UTC()
+		r.Restart = &registry.Restart{
 			Ranks: ranks, Gen: r.Generations, N: n, Of: params.Restarts, Why: first.why.Message, Avoid: avoid, By: c.rt.ep.Session(),
 			Limit: pause + params.StartTimeout + restartMargin,
 		}
@@ -514,7 +445,7 @@ func (c *Cluster) beginRestart(rec RoleRecord, lost []loss, first loss, params *
 
 // nodesToAvoid is the nodes on which lost workers cannot be started again: those they were evicted from, and those that
 // placement counts as lost.
-func (c *Cluster) nodesToAvoid(rec RoleRecord, lost []loss) []string {
+func (c *Cluster) nodesToAvoid(rec registry.RoleRecord, lost []loss) []string {
 	var out []string
 	for _, l := range lost {
 		if l.evicted {
@@ -556,14 +487,14 @@ func (c *Cluster) performRestart(params *startParams, lost []loss) (err error) {
 	}
 	c.holdRestarting(rec, nil)
 	c.announceRestart(r, stateRestarting)
-	then := "the rank is " + r.outcome()
+	then := "the rank is " + r.Outcome()
 	if rec.Policy == RestartRole {
-		then = "the role is " + r.outcome()
+		then = "the role is " + r.Outcome()
 	}
 	for _, l := range lost {
 		c.reportFailure(l, then)
 	}
-	c.emit(eventRestart, nil, "", fmt.Sprintf("ranks %v, %s: %s", r.Ranks, r.progress(), r.Why))
+	c.emit(eventRestart, nil, "", fmt.Sprintf("ranks %v, %s: %s", r.Ranks, r.Progress(), r.Why))
 	c.holdSiblingCalls(r)
 	if rec.Policy == RestartRole {
 		c.failOthers(r)
@@ -583,7 +514,7 @@ func (c *Cluster) performRestart(params *startParams, lost []loss) (err error) {
 	}
 	if err == nil {
 		c.announceRestart(r, stateRestarted)
-		c.emit(eventRole, nil, "", fmt.Sprintf("ranks %v run again, %s", r.Ranks, r.outcome()))
+		c.emit(eventRole, nil, "", fmt.Sprintf("ranks %v run again, %s", r.Ranks, r.Outcome()))
 		c.holdRestarting(c.Record(), nil)
 	} else if rec, lookErr := c.readRecord(); lookErr == nil && (rec.Restart == nil || rec.Restart.Gen != r.Gen) {
 		err = errSuperseded
@@ -592,7 +523,7 @@ func (c *Cluster) performRestart(params *startParams, lost []loss) (err error) {
 }
 
 // failOthers fails all calls of a role that is restarted because of one rank.
-func (c *Cluster) failOthers(r *Restart) {
+func (c *Cluster) failOthers(r *registry.Restart) {
 	because := bus.Errorf(bus.CodeWorkerLost, "the role is restarted: %s", r.Why)
 	for rank := range c.WorldSize() {
 		c.rt.ep.Lost(c.to, rank, r.Gen-1, because)
@@ -630,13 +561,13 @@ func (c *Cluster) replace(ctx context.Context, params *startParams) error {
 
 // finishRestart makes the role ready again, and releases reservations that no rank uses.
 func (c *Cluster) finishRestart(ctx context.Context, gen uint32) error {
-	var unused []ReservationRef
-	err := c.alter(ctx, func(r *RoleRecord) error {
-		if r.State != RoleRestarting || r.Restart == nil || r.Restart.Gen != gen {
+	var unused []registry.ReservationRef
+	err := c.alter(ctx, func(r *registry.RoleRecord) error {
+		if r.State != registry.RoleRestarting || r.Restart == nil || r.Restart.Gen != gen {
 			return errSuperseded
 		}
-		unused = r.dropUnused()
-		r.State, r.Since, r.Restart, r.Replaced = RoleReady, time.Now().UTC(), nil, nil
+		unused = r.DropUnusedReservations()
+		r.State, r.Since, r.Restart, r.Replaced = registry.RoleReady, time.Now().UTC(), nil, nil
 		return nil
 	})
 	if err != nil || len(unused) == 0 {
@@ -652,28 +583,9 @@ func (c *Cluster) finishRestart(ctx context.Context, gen uint32) error {
 	return nil
 }
 
-// dropUnused removes the reservations that no rank uses from the record.
-func (r *RoleRecord) dropUnused() (unused []ReservationRef) {
-	var kept []ReservationRef
-	place := map[int]int{}
-	for i, h := range r.Reservations {
-		if slices.ContainsFunc(r.Placements, func(s RankPlacement) bool { return s.Reservation == i }) {
-			place[i] = len(kept)
-			kept = append(kept, h)
-		} else {
-			unused = append(unused, h)
-		}
-	}
-	for i := range r.Placements {
-		r.Placements[i].Reservation = place[r.Placements[i].Reservation]
-	}
-	r.Reservations = kept
-	return unused
-}
-
 // announceRestart tells other clusters of the role that its record has changed. A lost message is compensated by their periodic
 // reading.
-func (c *Cluster) announceRestart(r *Restart, state actors.State) {
+func (c *Cluster) announceRestart(r *registry.Restart, state actors.State) {
 	beats := make([]actors.Heartbeat, len(r.Ranks))
 	for i, rank := range r.Ranks {
 		beats[i] = actors.Heartbeat{Rank: rank, Gen: r.Gen, State: state}

@@ -15,6 +15,7 @@ import (
 	"troupe/nodes"
 	"troupe/placement"
 	"troupe/roles"
+	"troupe/roles/registry"
 )
 
 // restartable is a role whose lost workers are replaced, after a pause for the test to observe.
@@ -67,7 +68,7 @@ func TestCallsWaitForARestart(t *testing.T) {
 	require.ErrorIs(t, err, bus.ErrWorkerLost)
 	require.Contains(t, err.Error(), "SIGKILL")
 	rec := rolesOf(t, rt)["infer"]
-	require.Equal(t, roles.RoleRestarting, rec.State)
+	require.Equal(t, registry.RoleRestarting, rec.State)
 	require.Equal(t, []int{1}, rec.Restart.Ranks)
 	w, err := c.Worker(2)
 	require.NoError(t, err)
@@ -103,7 +104,7 @@ func TestCallsWaitForARestart(t *testing.T) {
 	require.NoError(t, c.WaitReady(patient(t)))
 	require.NoError(t, other.WaitReady(patient(t)))
 	rec = rolesOf(t, rt)["infer"]
-	require.Equal(t, roles.RoleReady, rec.State)
+	require.Equal(t, registry.RoleReady, rec.State)
 	require.Nil(t, rec.Restart)
 	require.Empty(t, rec.Replaced)
 }
@@ -218,7 +219,7 @@ func TestDrainMovesWorkers(t *testing.T) {
 					return true
 				})
 			}
-			eventually(t, "it is ready", func() bool { return rolesOf(t, rt)["infer"].State == roles.RoleReady })
+			eventually(t, "it is ready", func() bool { return rolesOf(t, rt)["infer"].State == registry.RoleReady })
 			rec := rolesOf(t, rt)["infer"]
 			require.Zero(t, rec.Restarts, "a drain does not count as a restart")
 			for _, placed := range rec.Placements {
@@ -252,7 +253,7 @@ func TestDrainFailsARoleWithTheReason(t *testing.T) {
 			tr.drain(t, "n-0", "a new fan")
 			err := f.Wait(patient(t))
 			require.ErrorIs(t, err, bus.ErrWorkerLost)
-			eventually(t, "the role fails", func() bool { return rolesOf(t, rt)["infer"].State == roles.RoleFailed })
+			eventually(t, "the role fails", func() bool { return rolesOf(t, rt)["infer"].State == registry.RoleFailed })
 			require.Contains(t, rolesOf(t, rt)["infer"].Cause, "node n-0 is drained by an operator: a new fan")
 			_, err = c.Call(patient(t), "pid")
 			require.ErrorContains(t, err, "node n-0 is drained by an operator: a new fan")
@@ -339,7 +340,7 @@ func TestTheHeadCannotReplayLargeArguments(t *testing.T) {
 	require.NoError(t, driver.Close(patient(t)))
 	require.NoError(t, head.MonitorRoles(patient(t)))
 	kill(t, attach(t, tr.driver(t, roles.Config{}), "infer"), 0)
-	eventually(t, "the role fails", func() bool { return rolesOf(t, head)["infer"].State == roles.RoleFailed })
+	eventually(t, "the role fails", func() bool { return rolesOf(t, head)["infer"].State == registry.RoleFailed })
 	require.Contains(t, rolesOf(t, head)["infer"].Cause, "initialize cannot be replayed: its arguments (800 KiB) are in the driver that made the call")
 	eventually(t, "and holds nothing", func() bool { return len(tr.reservations(t)) == 0 })
 }
@@ -362,7 +363,7 @@ func TestTheHeadRestartsForADriverThatIsCutOff(t *testing.T) {
 	require.NoError(t, syscall.Kill(before[1], syscall.SIGKILL))
 	eventually(t, "the head has restarted it", func() bool {
 		rec := rolesOf(t, head)["infer"]
-		return rec.State == roles.RoleReady && rec.Restarts == 1
+		return rec.State == registry.RoleReady && rec.Restarts == 1
 	})
 	after, err := roles.CallEach[int](patient(t), other, "pid")
 	require.NoError(t, err)
@@ -393,7 +394,7 @@ func TestARestartIsTakenOver(t *testing.T) {
 	other := attach(t, tr.driver(t, roles.Config{}), "infer")
 	require.NoError(t, head.MonitorRoles(patient(t)))
 	kill(t, c, 1)
-	eventually(t, "the driver restarts it", func() bool { return rolesOf(t, head)["infer"].State == roles.RoleRestarting })
+	eventually(t, "the driver restarts it", func() bool { return rolesOf(t, head)["infer"].State == registry.RoleRestarting })
 	line.Freeze() // before it has launched anything
 	_, err := other.Call(patient(t), "pid")
 	require.NoError(t, err)
@@ -423,7 +424,7 @@ func TestAFailedRoleEndsWhenItsNodeIsBack(t *testing.T) {
 		require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP))
 		t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGCONT) })
 	}
-	eventually(t, "the role fails", func() bool { return rolesOf(t, rt)["train"].State == roles.RoleFailed })
+	eventually(t, "the role fails", func() bool { return rolesOf(t, rt)["train"].State == registry.RoleFailed })
 	select { // the first attempts to end its workers go unanswered
 	case <-time.After(5 * time.Second):
 	case <-t.Context().Done():
@@ -433,6 +434,6 @@ func TestAFailedRoleEndsWhenItsNodeIsBack(t *testing.T) {
 	}
 	gone(t, pids...)
 	eventually(t, "nothing is held", func() bool { return len(tr.reservations(t)) == 0 })
-	require.Equal(t, roles.RoleFailed, rolesOf(t, rt)["train"].State, "the cause stays readable")
+	require.Equal(t, registry.RoleFailed, rolesOf(t, rt)["train"].State, "the cause stays readable")
 	require.NoError(t, c.Destroy(patient(t)))
 }

@@ -19,11 +19,11 @@ import (
 	"troupe/bus/wire"
 	"troupe/dispatch"
 	"troupe/nodes"
+	"troupe/roles/registry"
 )
 
 const (
 	defaultNamespace = "default"
-	defaultLease     = 15 * time.Second
 	defaultLostAfter = 6 * time.Second
 	minLostAfter     = 2 * time.Second  // workers beat once a second
 	closeTimeout     = 10 * time.Second // timeout of closing
@@ -71,7 +71,7 @@ func (c Config) withDefaults() Config {
 		c.Name = driverName()
 	}
 	if c.Lease == 0 {
-		c.Lease = defaultLease
+		c.Lease = registry.DefaultLease
 	}
 	if c.LostAfter == 0 {
 		c.LostAfter = defaultLostAfter
@@ -114,7 +114,7 @@ type Runtime struct {
 	localMu sync.Mutex // held while a worker becomes able to create roles
 	local   *Local     // nil in workers that have created nothing
 	leaseMu sync.Mutex // held while the lease is acquired
-	uptime  serverUptime
+	uptime  registry.Uptime
 
 	services     services // for worker processes
 	createdRoles roleLog
@@ -129,7 +129,7 @@ type Runtime struct {
 	closedCh     chan struct{}  // closed when Close has returned
 
 	regMu sync.Mutex // held while the registry is opened
-	reg   *registry
+	reg   *registry.Registry
 
 	killing atomic.Bool // Kill has been called: roles are killed instead of stopped
 
@@ -189,7 +189,7 @@ func (rt *Runtime) open(ctx context.Context) (err error) {
 	rt.spawn(rt.maintainLease)
 	rt.startOrphanReaper()
 	if rt.ownsBus && rt.bus.Private() { // otherwise a head does it
-		rt.spawn(func() { _ = Maintain(rt.ctx, rt.bus) }) // the registry is open; later errors are logged
+		rt.spawn(func() { _ = registry.Maintain(rt.ctx, rt.bus) }) // the registry is open; later errors are logged
 	}
 	return nil
 }
@@ -206,13 +206,13 @@ func (rt *Runtime) spawn(do func()) bool {
 }
 
 // registry opens the registry on first use.
-func (rt *Runtime) registry(ctx context.Context) (registry, error) {
+func (rt *Runtime) registry(ctx context.Context) (registry.Registry, error) {
 	rt.regMu.Lock()
 	defer rt.regMu.Unlock()
 	if rt.reg == nil {
-		reg, err := openRegistry(ctx, rt.bus, rt.cfg.Namespace)
+		reg, err := registry.Open(ctx, rt.bus, rt.cfg.Namespace)
 		if err != nil {
-			return registry{}, err
+			return registry.Registry{}, err
 		}
 		rt.reg = &reg
 	}
@@ -244,12 +244,12 @@ func (rt *Runtime) Session() string { return rt.ep.Session() }
 func (rt *Runtime) References() *bus.References { return rt.ep.References() }
 
 // Roles lists the roles of the namespace.
-func (rt *Runtime) Roles(ctx context.Context) ([]RoleRecord, error) {
+func (rt *Runtime) Roles(ctx context.Context) ([]registry.RoleRecord, error) {
 	reg, err := rt.registry(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return reg.list(ctx)
+	return reg.List(ctx)
 }
 
 // Create starts a role: it claims the name, starts the workers, and returns when every worker has answered a probe on
@@ -301,7 +301,7 @@ func (rt *Runtime) Begin(ctx context.Context, spec Spec) (*Cluster, error) {
 // preparedRole is a role whose spec has been checked.
 type preparedRole struct {
 	spec   Spec
-	rec    RoleRecord
+	rec    registry.RoleRecord
 	config wire.Raw
 }
 
@@ -324,10 +324,10 @@ func (rt *Runtime) prepare(ctx context.Context, spec Spec) (p preparedRole, err 
 	if p.config, err = encodeConfig(p.spec); err != nil {
 		return p, err
 	}
-	p.rec = RoleRecord{
+	p.rec = registry.RoleRecord{
 		Namespace: rt.cfg.Namespace, Name: spec.Name, Incarnation: bus.NewID(), Class: spec.Class, World: mesh.World(), Mesh: mesh,
 		Ordered: spec.Ordered, Detached: spec.Detached, Open: class.Open, Methods: class.Methods, DeviceTensors: class.DeviceTensors,
-		State: RoleStarting, Since: time.Now().UTC(), Owner: rt.ep.Session(), By: rt.cfg.Name, Lease: rt.cfg.Lease, Run: rt.driver,
+		State: registry.RoleStarting, Since: time.Now().UTC(), Owner: rt.ep.Session(), By: rt.cfg.Name, Lease: rt.cfg.Lease, Run: rt.driver,
 	}
 	if spec.EndsWithRun && rt.driver != "" {
 		p.rec.Owner = rt.driver
@@ -337,7 +337,7 @@ func (rt *Runtime) prepare(ctx context.Context, spec Spec) (p preparedRole, err 
 }
 
 // claimNew claims the name of a new role.
-func (rt *Runtime) claimNew(ctx context.Context, rec RoleRecord) error {
+func (rt *Runtime) claimNew(ctx context.Context, rec registry.RoleRecord) error {
 	if err := rt.claim(ctx, rec); err != nil {
 		rt.unclaim(ctx, rec, err)
 		return err
@@ -377,28 +377,28 @@ func (rt *Runtime) beginCreate(ctx context.Context, spec Spec) (_ context.Contex
 
 // claim writes the record of a new role. A taken name is a TakenError; the name of a dead driver's role is taken over
 // after that role has been destroyed.
-func (rt *Runtime) claim(ctx context.Context, rec RoleRecord) error {
+func (rt *Runtime) claim(ctx context.Context, rec registry.RoleRecord) error {
 	reg, err := rt.registry(ctx)
 	if err != nil {
 		return err
 	}
 	for {
-		if err := reg.create(ctx, rec); !errors.Is(err, bus.ErrExists) {
+		if err := reg.Create(ctx, rec); !errors.Is(err, bus.ErrExists) {
 			return err
 		}
-		held, _, err := reg.read(ctx, rec.Name)
+		held, err := reg.Read(ctx, rec.Name)
 		if errors.Is(err, bus.ErrNotFound) {
 			continue // it ended in between
 		}
 		if err != nil {
 			return err
 		}
-		if held.Detached || reg.alive(ctx, held.Owner) {
-			return &TakenError{Record: held}
+		if held.Detached || reg.DriverAlive(ctx, held.Owner) {
+			return &registry.TakenError{Record: held}
 		}
 		rt.log.Warn("roles: the driver that owns the name seems to be dead; checking", "role", rec.Name, "driver", held.By)
-		if !reg.provedDead(ctx, held.Owner) && rt.uptime.await(ctx, held.Lease) != nil || reg.alive(ctx, held.Owner) {
-			return &TakenError{Record: held}
+		if !reg.DriverProvedDead(ctx, held.Owner) && rt.uptime.Await(ctx, held.Lease) != nil || reg.DriverAlive(ctx, held.Owner) {
+			return &registry.TakenError{Record: held}
 		}
 		if err := rt.endRole(ctx, held); err != nil {
 			return err
@@ -407,15 +407,15 @@ func (rt *Runtime) claim(ctx context.Context, rec RoleRecord) error {
 }
 
 // unclaim removes a claim whose outcome is unknown.
-func (rt *Runtime) unclaim(ctx context.Context, rec RoleRecord, why error) {
-	if errors.As(why, new(*TakenError)) {
+func (rt *Runtime) unclaim(ctx context.Context, rec registry.RoleRecord, why error) {
+	if errors.As(why, new(*registry.TakenError)) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), registryTimeout)
 	defer cancel()
 	reg, err := rt.registry(ctx)
 	if err == nil {
-		err = reg.remove(ctx, rec)
+		err = reg.Remove(ctx, rec)
 	}
 	if err != nil {
 		rt.log.Warn("roles: removing a claim failed; the name may be taken until this driver ends", "role", rec.Name, "error", err)
@@ -423,7 +423,7 @@ func (rt *Runtime) unclaim(ctx context.Context, rec RoleRecord, why error) {
 }
 
 // start starts the workers of a claimed role. On an error it destroys the role.
-func (rt *Runtime) start(ctx context.Context, rec RoleRecord, spec Spec, config wire.Raw) (*Cluster, error) {
+func (rt *Runtime) start(ctx context.Context, rec registry.RoleRecord, spec Spec, config wire.Raw) (*Cluster, error) {
 	c, err := rt.newCluster(rec, created, spec)
 	if err != nil {
 		return nil, err
@@ -485,12 +485,12 @@ func (rt *Runtime) Attach(ctx context.Context, name string) (*Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	rec, err := reg.get(ctx, name)
+	rec, err := reg.Get(ctx, name)
 	if err != nil {
 		return nil, err
 	}
 	since := rec.Since.Format(time.RFC3339)
-	if rec.State == RoleStarting {
+	if rec.State == registry.RoleStarting {
 		return nil, bus.Errorf(bus.CodeRefused, "role %s has been starting since %s; retry when it is ready", name, since)
 	}
 	c, err := rt.newCluster(rec, attached, Spec{}.withDefaults())
@@ -502,19 +502,19 @@ func (rt *Runtime) Attach(ctx context.Context, name string) (*Cluster, error) {
 		return nil, err
 	}
 	switch rec.State {
-	case RoleRestarting:
+	case registry.RoleRestarting:
 		c.holdRestarting(rec, nil)
 		c.restartChanged()
-	case RoleFailed:
-		c.end(rec.failure())
-	case RoleStopping:
+	case registry.RoleFailed:
+		c.end(rec.Failure())
+	case registry.RoleStopping:
 		c.end(bus.Errorf(bus.CodeNotFound, "role %s has been stopping since %s", name, since))
 	}
 	return c, nil
 }
 
 // newCluster makes a cluster and starts to monitor its role.
-func (rt *Runtime) newCluster(rec RoleRecord, tie origin, spec Spec) (*Cluster, error) {
+func (rt *Runtime) newCluster(rec registry.RoleRecord, tie origin, spec Spec) (*Cluster, error) {
 	c := &Cluster{rt: rt, origin: tie, spec: spec, to: rec.Address(), destroyCh: make(chan struct{}, 1), rec: rec}
 	c.liveness = newLiveness(c)
 	c.gate.SentFunc = c.liveness.repeat
@@ -688,6 +688,26 @@ func (rt *Runtime) closeBelow(ctx context.Context) error {
 	}
 	if rt.ownsBus {
 		errs = append(errs, rt.bus.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// DestroyAll destroys every role of the namespace and releases its drivers' reservations. Live drivers see their roles
+// end.
+func (rt *Runtime) DestroyAll(ctx context.Context) error {
+	reg, err := rt.registry(ctx)
+	if err != nil {
+		return err
+	}
+	all, err := reg.List(ctx)
+	errs := []error{err}
+	for _, rec := range all {
+		errs = append(errs, rt.endRole(ctx, rec))
+	}
+	holds, err := reg.DriverReservations(ctx)
+	errs = append(errs, err)
+	for _, h := range holds {
+		errs = append(errs, rt.releaseDriverReservation(ctx, h))
 	}
 	return errors.Join(errs...)
 }

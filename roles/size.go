@@ -8,10 +8,11 @@ import (
 	"troupe/bus"
 	"troupe/dispatch"
 	"troupe/placement"
+	"troupe/roles/registry"
 )
 
 // applyMesh applies the mesh of the record; pending calls keep the one they were sent with.
-func (c *Cluster) applyMesh(rec RoleRecord) {
+func (c *Cluster) applyMesh(rec registry.RoleRecord) {
 	c.liveness.resize(rec.World)
 	c.shape.Store(&dispatch.Group{
 		Endpoint: c.rt.ep, To: c.to, Mesh: rec.Mesh, MeshName: defaultMesh, Ordered: rec.Ordered, GensFunc: c.liveness.generations, Gate: &c.gate,
@@ -40,7 +41,7 @@ func (c *Cluster) Grow(ctx context.Context, n int) error {
 	rec := c.Record()
 	rec.World, rec.Mesh = first+n, mesh // for the assignments of the new workers
 	c.liveness.resize(rec.World)
-	ranks := rec.allRanks()[first:]
+	ranks := rec.AllRanks()[first:]
 	for _, rank := range ranks {
 		c.liveness.expect(rank, rec.Placements[rank].Gen)
 	}
@@ -51,7 +52,7 @@ func (c *Cluster) Grow(ctx context.Context, n int) error {
 		err = c.probe(ctx, ranks, mesh)
 	}
 	if err == nil {
-		err = c.edit(ctx, func(r *RoleRecord) { r.World, r.Mesh = rec.World, mesh })
+		err = c.edit(ctx, func(r *registry.RoleRecord) { r.World, r.Mesh = rec.World, mesh })
 	}
 	if err != nil {
 		c.removeFrom(context.WithoutCancel(ctx), first)
@@ -75,12 +76,12 @@ func (c *Cluster) Shrink(ctx context.Context, n int) error {
 		return err
 	}
 	defer func() { <-c.destroyCh }()
-	if err := c.edit(ctx, func(r *RoleRecord) { r.World, r.Mesh = mesh.World(), mesh }); err != nil {
+	if err := c.edit(ctx, func(r *registry.RoleRecord) { r.World, r.Mesh = mesh.World(), mesh }); err != nil {
 		return err
 	}
 	rec := c.Record()
 	c.applyMesh(rec) // no new call goes to the removed ranks
-	leaving := rec.placedRanks()[rec.World:]
+	leaving := rec.PlacedRanks()[rec.World:]
 	for _, rank := range leaving {
 		c.liveness.retire(rank)
 	}
@@ -101,7 +102,7 @@ func (c *Cluster) resized(n int) (dispatch.Mesh, error) {
 		return refuse("its workers are goroutines of its driver's process")
 	case c.origin != created:
 		return refuse("another driver created it, and has the start parameters of its workers")
-	case rec.State == RoleRestarting:
+	case rec.State == registry.RoleRestarting:
 		return refuse("workers are being restarted; wait until it is ready")
 	case rec.Ordered:
 		return refuse("it is ordered, and the size of a sequencer is fixed")
@@ -129,7 +130,7 @@ func (c *Cluster) reserveMore(ctx context.Context, n int) error {
 	if request.Mapping != nil && len(request.Mapping.Devices) > 0 {
 		return bus.Errorf(bus.CodeInvalid, "role %s has an exact device mapping without devices for more workers", c.Name())
 	}
-	request.ID = fmt.Sprintf("%s-%d", reservationID(rec), rec.Generations+1)
+	request.ID = fmt.Sprintf("%s-%d", rec.ReservationID(), rec.Generations+1)
 	request.FirstRank, request.Mapping = rec.World, nil
 	bundle := placement.Bundle{}
 	if len(request.Bundles) > 0 {
@@ -140,8 +141,8 @@ func (c *Cluster) reserveMore(ctx context.Context, n int) error {
 	if err != nil {
 		return err
 	}
-	held := ReservationRef{ID: got.ID, Token: got.Token, Over: got.SharesWith}
-	err = c.edit(ctx, func(r *RoleRecord) {
+	held := registry.ReservationRef{ID: got.ID, Token: got.Token, Over: got.SharesWith}
+	err = c.edit(ctx, func(r *registry.RoleRecord) {
 		r.Generations++
 		placements := placementsOf(r.Name, got.Workers)
 		for i := range placements {
@@ -155,14 +156,14 @@ func (c *Cluster) reserveMore(ctx context.Context, n int) error {
 	}
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
 	defer cancel()
-	return errors.Join(err, release(last, client, []ReservationRef{held})) // it is not in the record
+	return errors.Join(err, release(last, client, []registry.ReservationRef{held})) // it is not in the record
 }
 
 // removeFrom kills the workers from one rank on, releases reservations that only they used, and removes them from the
 // record.
 func (c *Cluster) removeFrom(ctx context.Context, first int) {
 	rec := c.Record()
-	ranks := rec.placedRanks()[first:]
+	ranks := rec.PlacedRanks()[first:]
 	for _, rank := range ranks {
 		c.liveness.retire(rank)
 	}
@@ -180,7 +181,9 @@ func (c *Cluster) removeFrom(ctx context.Context, first int) {
 		}
 	}
 	if err == nil {
-		err = c.edit(ctx, func(r *RoleRecord) { r.Placements, r.Reservations = r.Placements[:first], r.Reservations[:held] })
+		err = c.edit(ctx, func(r *registry.RoleRecord) {
+			r.Placements, r.Reservations = r.Placements[:first], r.Reservations[:held]
+		})
 	}
 	if err != nil { // they stay in the record and end with the role
 		c.rt.log.Warn("roles: some removed workers may still run", "role", c.Name(), "error", err)
@@ -192,7 +195,7 @@ func (c *Cluster) retired(rank int) bool { return rank >= c.WorldSize() }
 
 // grewElsewhere reads the record, because another process may have grown the role.
 func (c *Cluster) grewElsewhere(rank int) {
-	if c.origin != created && rank < maxWorld {
+	if c.origin != created && rank < registry.MaxWorld {
 		c.rt.spawn(func() { c.reloadRecord() })
 	}
 }
@@ -208,10 +211,10 @@ func (c *Cluster) stoppedElsewhere(l loss) {
 	case ok && l.rank >= rec.World:
 		c.liveness.retire(l.rank)
 		return
-	case ok && rec.State == RoleFailed && c.origin != created:
-		c.endedElsewhere(rec.failure(), rec.failure())
+	case ok && rec.State == registry.RoleFailed && c.origin != created:
+		c.endedElsewhere(rec.Failure(), rec.Failure())
 		return
-	case ok && (rec.State == RoleRestarting || len(stillLost(rec, []loss{l})) == 0):
+	case ok && (rec.State == registry.RoleRestarting || len(stillLost(rec, []loss{l})) == 0):
 		c.restartChanged()
 		return
 	}
@@ -223,15 +226,15 @@ func (c *Cluster) stoppedElsewhere(l loss) {
 }
 
 // reloadRecord reads and applies the record.
-func (c *Cluster) reloadRecord() (RoleRecord, bool) {
+func (c *Cluster) reloadRecord() (registry.RoleRecord, bool) {
 	ctx, cancel := context.WithTimeout(c.rt.ctx, registryTimeout)
 	defer cancel()
 	reg, err := c.rt.registry(ctx)
 	if err != nil {
-		return RoleRecord{}, false
+		return registry.RoleRecord{}, false
 	}
-	rec, _, err := reg.read(ctx, c.Name())
-	if err != nil || rec.Incarnation != c.to.Incarnation || rec.State == RoleStopping {
+	rec, err := reg.Read(ctx, c.Name())
+	if err != nil || rec.Incarnation != c.to.Incarnation || rec.State == registry.RoleStopping {
 		return rec, false
 	}
 	c.mu.Lock()

@@ -6,13 +6,13 @@ import (
 
 	"troupe/bus"
 	"troupe/dispatch"
+	"troupe/roles/registry"
 )
 
 const (
 	defaultMesh         = "main"
 	defaultStartTimeout = 60 * time.Second
 	defaultStopGrace    = 10 * time.Second
-	maxWorld            = 1 << 16
 )
 
 // Spec describes a role.
@@ -78,8 +78,8 @@ func (s Spec) resolve() (dispatch.Mesh, error) {
 	if s.QueueLimit < 0 {
 		errs = append(errs, bus.Errorf(bus.CodeInvalid, "role %q: QueueLimit %d must not be negative", s.Name, s.QueueLimit))
 	}
-	if s.World > maxWorld {
-		errs = append(errs, bus.Errorf(bus.CodeInvalid, "role %q: World %d: the maximum is %d", s.Name, s.World, maxWorld))
+	if s.World > registry.MaxWorld {
+		errs = append(errs, bus.Errorf(bus.CodeInvalid, "role %q: World %d: the maximum is %d", s.Name, s.World, registry.MaxWorld))
 	}
 	mesh, err := s.Mesh.Resolve(s.World)
 	if err != nil {

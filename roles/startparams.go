@@ -10,10 +10,8 @@ import (
 	"troupe/bus/wire"
 	"troupe/nodes"
 	"troupe/placement"
+	"troupe/roles/registry"
 )
-
-// maxStored limits one value of the registry: half of the default size of a message.
-const maxStored = 512 << 10
 
 // startParams is the start parameters of a role's workers. If the role's policy restarts workers, it is stored beside the
 // role's record, so that the head can restart them when the driver cannot. It contains the workers' environment, which
@@ -36,13 +34,6 @@ type startParams struct {
 	MaxBackoff     time.Duration       `msgpack:"max_backoff"`
 }
 
-func startParamsKey(role string) string { return "recipe." + role }
-
-// restarts reports whether lost workers of the role are replaced.
-func (r RoleRecord) restarts() bool {
-	return r.Process && (r.Policy == RestartRank || r.Policy == RestartRole)
-}
-
 // restartProcess is the part of a Process that restarts need.
 func (r *startParams) restartProcess() *Process {
 	return &Process{
@@ -63,43 +54,26 @@ func (c *Cluster) storeStartParams(ctx context.Context, config wire.Raw) error {
 	}
 	r := c.startParams
 	c.mu.Unlock()
-	if !rec.restarts() {
+	if !rec.ReplacesWorkers() {
 		return nil
 	}
 	value, err := wire.Marshal(r)
 	if err != nil {
 		return bus.Errorf(bus.CodeInternal, "role %s: encode the start parameters of its workers: %w", c.Name(), err)
 	}
-	if len(value) > maxStored {
-		why := fmt.Sprintf("the start parameters of its workers have %d KiB, and the registry takes %d KiB; reduce its configuration or environment", len(value)>>10, maxStored>>10)
-		return c.edit(ctx, func(r *RoleRecord) { r.DriverOnly = why })
+	if len(value) > registry.MaxValue {
+		why := fmt.Sprintf("the start parameters of its workers have %d KiB, and the registry takes %d KiB; reduce its configuration or environment", len(value)>>10, registry.MaxValue>>10)
+		return c.edit(ctx, func(r *registry.RoleRecord) { r.DriverOnly = why })
 	}
 	reg, err := c.rt.registry(ctx)
 	if err != nil {
 		return err
 	}
-	_, err = reg.kv.Put(ctx, reg.key(startParamsKey(rec.Name)), value) // replaces that of an earlier role of the name
-	return err
-}
-
-// deleteKey deletes a key.
-func (g registry) deleteKey(ctx context.Context, key string) error {
-	for {
-		e, err := g.kv.Get(ctx, key)
-		if err == nil {
-			err = g.kv.Delete(ctx, key, e.Revision)
-		}
-		switch {
-		case errors.Is(err, bus.ErrNotFound):
-			return nil
-		case !errors.Is(err, bus.ErrConflict):
-			return err
-		}
-	}
+	return reg.PutStartParams(ctx, rec.Name, value)
 }
 
 // loadStartParams is the start parameters; those of a role created elsewhere are read from the registry.
-func (c *Cluster) loadStartParams(ctx context.Context, rec RoleRecord) (*startParams, error) {
+func (c *Cluster) loadStartParams(ctx context.Context, rec registry.RoleRecord) (*startParams, error) {
 	c.mu.Lock()
 	r := c.startParams
 	c.mu.Unlock()
@@ -113,7 +87,7 @@ func (c *Cluster) loadStartParams(ctx context.Context, rec RoleRecord) (*startPa
 	if err != nil {
 		return nil, err
 	}
-	e, err := reg.kv.Get(ctx, reg.key(startParamsKey(rec.Name)))
+	value, err := reg.StartParams(ctx, rec.Name)
 	if errors.Is(err, bus.ErrNotFound) {
 		return nil, bus.Errorf(bus.CodeRefused, "only its driver can restart it: the registry does not have the start parameters of its workers")
 	}
@@ -121,7 +95,7 @@ func (c *Cluster) loadStartParams(ctx context.Context, rec RoleRecord) (*startPa
 		return nil, err
 	}
 	r = &startParams{}
-	if err := wire.Unmarshal(e.Value, r); err != nil || r.Incarnation != rec.Incarnation {
+	if err := wire.Unmarshal(value, r); err != nil || r.Incarnation != rec.Incarnation {
 		return nil, bus.Errorf(bus.CodeRefused, "only its driver can restart it: the start parameters of its workers in the registry are malformed (%v)", err)
 	}
 	c.mu.Lock()

@@ -13,6 +13,7 @@ import (
 	"troupe/bus"
 	"troupe/bus/recorder"
 	"troupe/bus/stream"
+	"troupe/roles/registry"
 )
 
 const (
@@ -38,17 +39,17 @@ type TimelineQuery struct {
 // Timeline merges the flight recorders of roles, and of the processes that call them. The error of an unknown role lists the existing
 // ones; that of a failed role names the remedy.
 func Timeline(ctx context.Context, b *bus.Bus, q TimelineQuery) (*timeline.Timeline, error) {
-	reg, err := openRegistry(ctx, b, q.Namespace)
+	reg, err := registry.Open(ctx, b, q.Namespace)
 	if err != nil {
 		return nil, err
 	}
 	cfg := timeline.Config{Last: q.Last, Wait: q.Wait}
 	for _, name := range q.Roles {
-		rec, err := reg.get(ctx, name)
+		rec, err := reg.Get(ctx, name)
 		if err != nil {
 			return nil, err
 		}
-		if rec.State == RoleFailed {
+		if rec.State == registry.RoleFailed {
 			return nil, bus.Errorf(bus.CodeRefused, "role %s failed at %s and its workers have ended; `troupe timeline %s --failure` shows what they did before", name, rec.Since.Format(time.RFC3339), name)
 		}
 		cfg.Roles = append(cfg.Roles, timelineRole(rec))
@@ -61,7 +62,7 @@ func Timeline(ctx context.Context, b *bus.Bus, q TimelineQuery) (*timeline.Timel
 }
 
 // timelineRole is a role whose workers are asked.
-func timelineRole(rec RoleRecord) timeline.Role {
+func timelineRole(rec registry.RoleRecord) timeline.Role {
 	out := timeline.Role{Address: rec.Address(), World: rec.World, Gens: map[int]uint32{}}
 	for rank, placed := range rec.Placements {
 		if placed.Gen != 0 && rank < rec.World {
@@ -113,7 +114,7 @@ func (c *Cluster) storeFailureTimeline(ctx context.Context, why error) {
 		return
 	}
 	role := timelineRole(c.Record())
-	left, _ := c.liveness.notOver(c.Record().allRanks())
+	left, _ := c.liveness.notOver(c.Record().AllRanks())
 	role.Ranks = append([]int{}, left...) // not nil, which means all
 	t, err := timeline.Collect(ctx, timeline.Config{
 		Endpoint: c.rt.ep, Roles: []timeline.Role{role}, Last: failureLast, Wait: failureWait, RoundTrips: 1, MaxBytes: timelineMost,
@@ -123,7 +124,7 @@ func (c *Cluster) storeFailureTimeline(ctx context.Context, why error) {
 		return
 	}
 	t.Failure = why.Error()
-	for _, rank := range c.Record().allRanks() {
+	for _, rank := range c.Record().AllRanks() {
 		if !slices.Contains(left, rank) {
 			t.Silent = append(t.Silent, timeline.Silent{Role: c.Name(), Rank: rank, Error: c.liveness.lossOf(rank).Error()})
 		}
@@ -166,7 +167,7 @@ func zipTimeline(t *timeline.Timeline) ([]byte, error) {
 }
 
 // recordRestart records a restart that this process carries out. The result ends it.
-func (c *Cluster) recordRestart(r *Restart) (end func(err error)) {
+func (c *Cluster) recordRestart(r *registry.Restart) (end func(err error)) {
 	began := recorder.Now()
 	return func(err error) {
 		rank := -1

@@ -25,10 +25,10 @@ const workerGrace = 5 * time.Second
 // Main runs this program as the worker that an agent started it for, and does not return then; otherwise it does
 // nothing. A driver's program whose roles run in processes of their own calls it first, with its classes:
 //
-// \tfunc main() {
-// \t\troles.Main(trainer.Class)
-// \t\t...
-// \t}
+//	func main() {
+//		roles.Main(trainer.Class)
+//		...
+//	}
 func Main(classes ...*actors.Class) {
 	path := os.Getenv(nodes.AssignmentEnv)
 	if path == "" {

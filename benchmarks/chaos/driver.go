@@ -15,6 +15,7 @@ import (
 	"troupe/pipeline"
 	"troupe/placement"
 	"troupe/roles"
+	"troupe/roles/registry"
 )
 
 // partEnv makes this program a driver or an engine of the cluster under test; its value is a part.
@@ -118,7 +119,7 @@ func (d *driver) callUntilLost(ctx context.Context, c *roles.Cluster) error {
 		switch {
 		case err == nil:
 			well = time.Now()
-		case c.Record().State == roles.RoleFailed, time.Since(well) > giveUpAfter:
+		case c.Record().State == registry.RoleFailed, time.Since(well) > giveUpAfter:
 			return err
 		default:
 			d.log.Info("call", "seq", d.seq, "error", err)

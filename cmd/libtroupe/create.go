@@ -13,6 +13,7 @@ import (
 	"troupe/placement"
 	"troupe/placement/planner"
 	"troupe/roles"
+	"troupe/roles/registry"
 )
 
 // specRequest is a role whose workers are processes.
@@ -258,7 +259,7 @@ type rankPlacement struct {
 	Gen      uint32   `msgpack:"gen"`
 }
 
-func placementsOf(rec roles.RoleRecord) (seats []rankPlacement, host string, port int) {
+func placementsOf(rec registry.RoleRecord) (seats []rankPlacement, host string, port int) {
 	for _, s := range rec.Placements {
 		seats = append(seats, rankPlacement{Node: s.Node, NodeRank: s.NodeRank, Name: s.Name, Devices: s.Devices, UUIDs: s.UUIDs, Gen: s.Gen})
 	}

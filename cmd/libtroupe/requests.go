@@ -11,6 +11,7 @@ import (
 	"troupe/dispatch"
 	"troupe/nodes"
 	"troupe/roles"
+	"troupe/roles/registry"
 	"troupe/roles/sessions"
 )
 
@@ -301,7 +302,7 @@ func (c *core) describe(_ context.Context, r *request) (any, error) {
 	return describe(r.Cluster, cl.Record(), handle), err
 }
 
-func describe(id uint64, rec roles.RoleRecord, handle wire.Raw) clusterInfo {
+func describe(id uint64, rec registry.RoleRecord, handle wire.Raw) clusterInfo {
 	seats, host, port := placementsOf(rec)
 	return clusterInfo{
 		Seats: seats, MasterAddr: host, MasterPort: port,

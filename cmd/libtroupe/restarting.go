@@ -8,7 +8,7 @@ import (
 	"troupe/actors"
 	"troupe/bus"
 	"troupe/dispatch"
-	"troupe/roles"
+	"troupe/roles/registry"
 )
 
 // stateRestarting is the state of a rank whose worker is being replaced.
@@ -28,7 +28,7 @@ func (cl *cluster) infos(ctx context.Context) (all []actors.Info, err error) {
 	return all, err
 }
 
-func (cl *cluster) infosOf(ctx context.Context, rec roles.RoleRecord, away []int) ([]actors.Info, error) {
+func (cl *cluster) infosOf(ctx context.Context, rec registry.RoleRecord, away []int) ([]actors.Info, error) {
 	if len(away) == 0 {
 		return cl.Info(ctx)
 	}

@@ -17,7 +17,7 @@ import (
 	"troupe/cmd/troupe/doctor"
 	"troupe/gpu"
 	"troupe/nodes"
-	"troupe/roles"
+	"troupe/roles/registry"
 )
 
 const (
@@ -141,7 +141,7 @@ func (c *cli) agentOnce(ctx context.Context, spec agentSpec, inventories []gpu.I
 	run, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer c.watchHead(run, b, spec, cancel)()
-	_, stopDrivers := roles.DriverWatch{Bus: b, ExitedCh: exitedCh, Logger: log}.Start(run) // it sees the processes of drivers on this host
+	_, stopDrivers := registry.DriverWatch{Bus: b, ExitedCh: exitedCh, Logger: log}.Start(run) // it sees the processes of drivers on this host
 	defer stopDrivers()
 	err = a.Run(run)
 	if cause := context.Cause(run); err == nil && cause != nil && ctx.Err() == nil {

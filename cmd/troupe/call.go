@@ -12,6 +12,7 @@ import (
 	"troupe/bus"
 	"troupe/dispatch"
 	"troupe/roles"
+	"troupe/roles/registry"
 )
 
 // callFlags are the flags of a call.
@@ -184,7 +185,7 @@ func (c *cli) completeCall(cmd *cobra.Command, words []string, _ string) ([]stri
 	})
 }
 
-func methodNames(r roles.RoleRecord) []string {
+func methodNames(r registry.RoleRecord) []string {
 	var names []string
 	for _, m := range r.Methods {
 		mode := m.Mode

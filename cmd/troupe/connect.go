@@ -16,6 +16,7 @@ import (
 	"troupe/bus"
 	"troupe/nodes"
 	"troupe/roles"
+	"troupe/roles/registry"
 )
 
 // completionWait bounds the completion of a name.
@@ -149,7 +150,7 @@ func (s server) findRole(ctx context.Context, b *bus.Bus, role string) (server, 
 		return s, nil
 	}
 	having, err := rolesNamed(ctx, b, role)
-	if err != nil || len(having) == 0 || slices.ContainsFunc(having, func(r roles.RoleRecord) bool { return r.Namespace == s.namespace }) {
+	if err != nil || len(having) == 0 || slices.ContainsFunc(having, func(r registry.RoleRecord) bool { return r.Namespace == s.namespace }) {
 		return s, err
 	}
 	if len(having) == 1 {
@@ -164,9 +165,9 @@ func (s server) findRole(ctx context.Context, b *bus.Bus, role string) (server, 
 }
 
 // rolesNamed lists the roles of one name in all namespaces.
-func rolesNamed(ctx context.Context, b *bus.Bus, name string) ([]roles.RoleRecord, error) {
-	all, err := roles.All(ctx, b)
-	return slices.DeleteFunc(all, func(r roles.RoleRecord) bool { return r.Name != name }), err
+func rolesNamed(ctx context.Context, b *bus.Bus, name string) ([]registry.RoleRecord, error) {
+	all, err := registry.All(ctx, b)
+	return slices.DeleteFunc(all, func(r registry.RoleRecord) bool { return r.Name != name }), err
 }
 
 // withRole calls do with the session of a driver in the namespace of a role, and with the role.

@@ -17,7 +17,7 @@ import (
 	"troupe/gpu"
 	"troupe/nodes"
 	"troupe/placement"
-	"troupe/roles"
+	"troupe/roles/registry"
 )
 
 // recentEvents is how many events a description shows.
@@ -109,7 +109,7 @@ func (c *cli) describeRole(ctx context.Context, name string) error {
 		if err != nil {
 			return err
 		}
-		all, err := roles.All(ctx, b)
+		all, err := registry.All(ctx, b)
 		if err != nil {
 			return err
 		}

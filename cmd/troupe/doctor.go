@@ -19,6 +19,7 @@ import (
 	"troupe/pipeline"
 	"troupe/placement"
 	"troupe/roles"
+	"troupe/roles/registry"
 )
 
 const (
@@ -107,7 +108,7 @@ func collectFacts(ctx context.Context, b *bus.Bus, listen time.Duration) (doctor
 		return facts, err
 	}
 	defer workers.Close()
-	var records []roles.RoleRecord
+	var records []registry.RoleRecord
 	var group sync.WaitGroup
 	part := func(what string, read func(context.Context) error) {
 		group.Go(func() {
@@ -127,7 +128,7 @@ func collectFacts(ctx context.Context, b *bus.Bus, listen time.Duration) (doctor
 		return err
 	})
 	part("nodes and queue", func(ctx context.Context) error { return placementFacts(ctx, b, &facts) })
-	part("roles", func(ctx context.Context) (err error) { records, err = roles.All(ctx, b); return err })
+	part("roles", func(ctx context.Context) (err error) { records, err = registry.All(ctx, b); return err })
 	part("pipelines", func(ctx context.Context) (err error) { facts.Pipelines, err = pipelineFacts(ctx, b); return err })
 	part("leases", func(ctx context.Context) (err error) { facts.Leases, err = leaseFacts(ctx, b); return err })
 	_ = bus.Sleep(ctx, listen) // ctx is checked below
@@ -249,7 +250,7 @@ func pipelineFacts(ctx context.Context, b *bus.Bus) ([]doctor.Pipeline, error) {
 }
 
 func leaseFacts(ctx context.Context, b *bus.Bus) ([]doctor.Lease, error) {
-	drivers, err := roles.DriverLeases(ctx, b)
+	drivers, err := registry.DriverLeases(ctx, b)
 	if err != nil {
 		return nil, err
 	}

@@ -10,7 +10,7 @@ import (
 
 	"troupe/bus"
 	"troupe/nodes"
-	"troupe/roles"
+	"troupe/roles/registry"
 )
 
 const (
@@ -62,7 +62,7 @@ func awaitStore(ctx context.Context, b *bus.Bus, log *slog.Logger, replicas int)
 	for waits := (bus.Backoff{}).Start(); ; {
 		attempt, cancel := context.WithTimeout(ctx, storeAttempt)
 		if err = nodes.CreateEventStream(attempt, b, replicas); err == nil {
-			has, err = roles.Replicas(attempt, b, replicas)
+			has, err = registry.Replicas(attempt, b, replicas)
 		}
 		cancel()
 		if !errors.Is(err, context.DeadlineExceeded) || waits.Wait(ctx) != nil {

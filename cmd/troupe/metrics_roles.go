@@ -10,7 +10,7 @@ import (
 	"troupe/actors"
 	"troupe/bus"
 	"troupe/cmd/troupe/dashboard"
-	"troupe/roles"
+	"troupe/roles/registry"
 )
 
 // maxRoleMetrics bounds the number of series of the registry. Further roles are counted by state alone.
@@ -48,7 +48,7 @@ func (m *roleMetrics) Collect(ch chan<- prometheus.Metric) {
 	t := gauges(ch)
 	ctx, cancel := context.WithTimeout(context.Background(), scrapeWait)
 	defer cancel()
-	records, err := roles.All(ctx, m.b)
+	records, err := registry.All(ctx, m.b)
 	if err != nil {
 		m.log.Warn("troupe: metrics without the registry", "error", err)
 	}
@@ -89,7 +89,7 @@ func (t gauges) traffic(from *dashboard.Traffic) {
 }
 
 // current reports whether an incarnation is the one in the registry.
-func current(records []roles.RoleRecord, a bus.Address) bool {
+func current(records []registry.RoleRecord, a bus.Address) bool {
 	for _, r := range records {
 		if r.Address() == a {
 			return true

@@ -14,6 +14,7 @@ import (
 	"troupe/pipeline"
 	"troupe/placement"
 	"troupe/roles"
+	"troupe/roles/registry"
 )
 
 func newNamespaces(c *cli) *cobra.Command {
@@ -36,7 +37,7 @@ removed.`,
 
 // namespaceView is a namespace and its contents.
 type namespaceView struct {
-	roles.Namespace
+	registry.Namespace
 	Pipelines []string `json:"pipelines"`
 }
 
@@ -63,7 +64,7 @@ func (c *cli) namespaces(ctx context.Context) error {
 
 // listNamespaces joins the registry, the ledger and the list of pipelines.
 func listNamespaces(ctx context.Context, b *bus.Bus) ([]namespaceView, error) {
-	known, err := roles.Namespaces(ctx, b)
+	known, err := registry.Namespaces(ctx, b)
 	if err != nil {
 		return nil, err
 	}
@@ -79,7 +80,7 @@ func listNamespaces(ctx context.Context, b *bus.Bus) ([]namespaceView, error) {
 	views := map[string]*namespaceView{}
 	view := func(name string) *namespaceView {
 		if views[name] == nil {
-			views[name] = &namespaceView{Namespace: roles.Namespace{Name: name, Drivers: []string{}, Roles: []string{}}}
+			views[name] = &namespaceView{Namespace: registry.Namespace{Name: name, Drivers: []string{}, Roles: []string{}}}
 		}
 		return views[name]
 	}

@@ -14,6 +14,7 @@ import (
 	"troupe/bus"
 	"troupe/dispatch"
 	"troupe/roles"
+	"troupe/roles/registry"
 )
 
 func newRoles(c *cli) *cobra.Command {
@@ -60,17 +61,17 @@ func (c *cli) roles(ctx context.Context) error {
 }
 
 // roles lists the roles of the namespace that was given, or of all.
-func (s server) roles(ctx context.Context, b *bus.Bus) ([]roles.RoleRecord, error) {
-	all, err := roles.All(ctx, b)
+func (s server) roles(ctx context.Context, b *bus.Bus) ([]registry.RoleRecord, error) {
+	all, err := registry.All(ctx, b)
 	if s.named {
-		all = slices.DeleteFunc(all, func(r roles.RoleRecord) bool { return r.Namespace != s.namespace })
+		all = slices.DeleteFunc(all, func(r registry.RoleRecord) bool { return r.Namespace != s.namespace })
 	}
 	return all, err
 }
 
 // elsewhere reports whether a role is in another namespace than the default.
-func (s server) elsewhere(all []roles.RoleRecord) bool {
-	return slices.ContainsFunc(all, func(r roles.RoleRecord) bool { return r.Namespace != s.namespace })
+func (s server) elsewhere(all []registry.RoleRecord) bool {
+	return slices.ContainsFunc(all, func(r registry.RoleRecord) bool { return r.Namespace != s.namespace })
 }
 
 // noRoles is the text in place of an empty table.
@@ -84,19 +85,19 @@ func (s server) noRoles() string {
 // roleOutput is a record of the registry in JSON output, with durations in seconds. The registry itself has nanoseconds, under
 // the names that are hidden here.
 type roleOutput struct {
-	roles.RoleRecord
+	registry.RoleRecord
 	Lease   *struct{}      `json:"lease,omitempty"`
 	LeaseS  float64        `json:"lease_s"`
 	Restart *restartOutput `json:"restart,omitempty"`
 }
 
 type restartOutput struct {
-	*roles.Restart
+	*registry.Restart
 	Limit  *struct{} `json:"limit,omitempty"`
 	LimitS float64   `json:"limit_s"`
 }
 
-func roleJSON(r roles.RoleRecord) roleOutput {
+func roleJSON(r registry.RoleRecord) roleOutput {
 	out := roleOutput{RoleRecord: r, LeaseS: r.Lease.Seconds()}
 	if r.Restart != nil {
 		out.Restart = &restartOutput{Restart: r.Restart, LimitS: r.Restart.Limit.Seconds()}
@@ -151,7 +152,7 @@ func (c *cli) ranks(ctx context.Context, role string) error {
 func hearRanks(ctx context.Context, cluster *roles.Cluster, rows []rank) error {
 	var there []int
 	for _, r := range rows {
-		if r.State != string(roles.RoleRestarting) {
+		if r.State != string(registry.RoleRestarting) {
 			there = append(there, r.Rank)
 		}
 	}
@@ -172,9 +173,9 @@ func hearRanks(ctx context.Context, cluster *roles.Cluster, rows []rank) error {
 }
 
 // causeOf is why a role has failed, or which ranks are restarting and why.
-func causeOf(rec roles.RoleRecord) string {
+func causeOf(rec registry.RoleRecord) string {
 	r := rec.Restart
-	if rec.State != roles.RoleRestarting || r == nil {
+	if rec.State != registry.RoleRestarting || r == nil {
 		return rec.Cause
 	}
 	doing := "moving"
@@ -195,7 +196,7 @@ func (c *cli) completeRole(cmd *cobra.Command, words []string, prefix string) ([
 // infoWait bounds the wait for the answers of workers.
 const infoWait = 2 * time.Second
 
-func ranksOf(rec roles.RoleRecord) []rank {
+func ranksOf(rec registry.RoleRecord) []rank {
 	rows := make([]rank, rec.World)
 	for i := range rows {
 		rows[i] = rank{Rank: i, State: "silent"}
@@ -204,10 +205,10 @@ func ranksOf(rec roles.RoleRecord) []rank {
 			rows[i].Name, rows[i].Node, rows[i].Devices, rows[i].Gen = s.Name, s.Node, s.Devices, s.Gen
 		}
 		switch {
-		case rec.State == roles.RoleFailed:
+		case rec.State == registry.RoleFailed:
 			rows[i].Why = rec.Cause
-		case rec.State == roles.RoleRestarting && rec.Restart != nil && slices.Contains(rec.Restart.Ranks, i):
-			rows[i].State, rows[i].Why = string(roles.RoleRestarting), rec.Restart.Why
+		case rec.State == registry.RoleRestarting && rec.Restart != nil && slices.Contains(rec.Restart.Ranks, i):
+			rows[i].State, rows[i].Why = string(registry.RoleRestarting), rec.Restart.Why
 		}
 	}
 	return rows
@@ -243,7 +244,7 @@ func pidText(pid int) string {
 	return itoa(pid)
 }
 
-func (c *cli) rolesTable(s server, all []roles.RoleRecord) error {
+func (c *cli) rolesTable(s server, all []registry.RoleRecord) error {
 	rows, header := make([][]string, len(all)), "ROLE CLASS WORLD MESH STATE SINCE LIFE NODES BY CAUSE"
 	for i, r := range all {
 		life := "owned"
@@ -262,7 +263,7 @@ func (c *cli) rolesTable(s server, all []roles.RoleRecord) error {
 }
 
 // nodesOf names the nodes of a role's processes, at most two of them.
-func nodesOf(r roles.RoleRecord) string {
+func nodesOf(r registry.RoleRecord) string {
 	var names []string
 	for _, s := range r.Placements {
 		if !slices.Contains(names, s.Node) {

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"troupe/roles"
+	"troupe/roles/registry"
 )
 
 func TestRoles(t *testing.T) {
@@ -22,11 +23,11 @@ func TestRoles(t *testing.T) {
 	require.Regexp(t, `^four +calc +4 +tp=2 cp=1 dp=2 pp=1 +ready +\d+s ago +owned +– +a test$`, lines[1])
 	require.Regexp(t, `^stays +calc +1 .* detached +\S+ +a test$`, lines[2])
 
-	var first roles.RoleRecord
+	var first registry.RoleRecord
 	first4, _, _ := strings.Cut(u.output("roles", "--json"), "\n")
 	require.NoError(t, json.Unmarshal([]byte(first4), &first))
 	require.Equal(t, "four", first.Name)
-	require.Equal(t, roles.RoleReady, first.State)
+	require.Equal(t, registry.RoleReady, first.State)
 	require.Len(t, first.Methods, 8)
 	require.Contains(t, u.output("destroy", "stays"), "is gone")
 }

@@ -15,7 +15,7 @@ import (
 	"troupe/bus"
 	"troupe/nodes"
 	"troupe/placement"
-	"troupe/roles"
+	"troupe/roles/registry"
 )
 
 // askNode bounds the wait for the answer of an agent or of the head.
@@ -32,7 +32,7 @@ type overview struct {
 
 	Ledger placement.LedgerStatus `json:"ledger"`
 
-	Namespaces []roles.Namespace `json:"namespaces"` // with drivers, roles or reservations
+	Namespaces []registry.Namespace `json:"namespaces"` // with drivers, roles or reservations
 
 	Runs []privateRun `json:"private_runs,omitempty"` // of this user on this machine, that run now
 }
@@ -109,7 +109,7 @@ func look(ctx context.Context, b *bus.Bus, s server) (overview, error) {
 		return view, err // a head of an older version does not serve this request
 	}
 	view.Nodes = lookAtNodes(ctx, b, list, held.Records)
-	if view.Namespaces, err = roles.Namespaces(ctx, b); err != nil {
+	if view.Namespaces, err = registry.Namespaces(ctx, b); err != nil {
 		return view, err
 	}
 	all, err := s.roles(ctx, b)
@@ -231,7 +231,7 @@ func (c *cli) showStatus(v overview, s server) error {
 	}
 	c.printf("\n")
 	rows = nil
-	all, header := make([]roles.RoleRecord, 0, len(v.Roles)), "ROLE CLASS WORLD STATE FOR BY CAUSE"
+	all, header := make([]registry.RoleRecord, 0, len(v.Roles)), "ROLE CLASS WORLD STATE FOR BY CAUSE"
 	for _, r := range v.Roles {
 		all = append(all, r.RoleRecord)
 		rows = append(rows, []string{r.Name, r.Class, itoa(r.World), string(r.State), time.Since(r.Since).Round(time.Second).String(), r.By, r.Cause})

@@ -14,7 +14,7 @@ import (
 	"troupe/bus"
 	"troupe/cmd/troupe/dashboard"
 	"troupe/placement"
-	"troupe/roles"
+	"troupe/roles/registry"
 )
 
 // topListen is how long top collects heartbeats before its first table: workers send one every second or two.
@@ -181,12 +181,12 @@ func (v topView) rates() map[rankKey]float64 {
 }
 
 // current are the roles to show, with their workers.
-func (v topView) current(ctx context.Context) ([]roles.RoleRecord, map[bus.Address]dashboard.RoleWorkers, error) {
-	records, err := roles.All(ctx, v.b)
+func (v topView) current(ctx context.Context) ([]registry.RoleRecord, map[bus.Address]dashboard.RoleWorkers, error) {
+	records, err := registry.All(ctx, v.b)
 	if err != nil {
 		return nil, nil, err
 	}
-	records = slices.DeleteFunc(records, func(r roles.RoleRecord) bool { return !v.all && r.Namespace != v.namespace })
+	records = slices.DeleteFunc(records, func(r registry.RoleRecord) bool { return !v.all && r.Namespace != v.namespace })
 	heard := map[bus.Address]dashboard.RoleWorkers{}
 	for _, w := range v.workers.Roles(time.Now()) {
 		heard[w.Address] = w

@@ -23,6 +23,7 @@ import (
 	"troupe/nodes"
 	"troupe/placement"
 	"troupe/roles"
+	"troupe/roles/registry"
 	"troupe/roles/sessions"
 )
 
@@ -269,7 +270,7 @@ func (c *cli) up(ctx context.Context, h *head, inside func(context.Context, *bus
 		return fmt.Errorf("announce the head: %w", err)
 	}
 	defer withdraw()
-	if err := roles.AdoptNamespaces(ctx, b, log); err != nil {
+	if err := registry.AdoptNamespaces(ctx, b, log); err != nil {
 		return err
 	}
 	defer roles.GC{Bus: b, Logger: log}.Start(ctx)()

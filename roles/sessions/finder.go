@@ -10,6 +10,7 @@ import (
 	"troupe/bus/kv"
 	"troupe/bus/wire"
 	"troupe/roles"
+	"troupe/roles/registry"
 )
 
 const (
@@ -79,7 +80,7 @@ func Serve(ctx context.Context, cfg Config) (stop func(), err error) {
 
 // resume starts the services whose processes run.
 func (s *server) resume(ctx context.Context) error {
-	all, err := roles.All(ctx, s.cfg.Bus)
+	all, err := registry.All(ctx, s.cfg.Bus)
 	if err != nil {
 		return err
 	}

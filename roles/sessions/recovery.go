@@ -11,7 +11,7 @@ import (
 	"troupe/bus"
 	"troupe/bus/wire"
 	"troupe/dispatch"
-	"troupe/roles"
+	"troupe/roles/registry"
 	"troupe/roles/sessions/scheduler"
 )
 
@@ -30,13 +30,13 @@ func (s *service) recover(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	running = slices.DeleteFunc(running, func(r roles.RoleRecord) bool { return r.Class != processClass || !r.Process })
+	running = slices.DeleteFunc(running, func(r registry.RoleRecord) bool { return r.Class != processClass || !r.Process })
 	if len(found) == 0 && len(running) == 0 {
 		return nil
 	}
 	s.do(func() {
 		s.restored = true
-		s.running = map[string]roles.RoleRecord{}
+		s.running = map[string]registry.RoleRecord{}
 		for _, rec := range running {
 			s.running[rec.Name] = rec
 		}
@@ -113,7 +113,7 @@ func (s *service) restoreActor(id string, rec actorRecord) {
 	}
 	alive := a.state == stateAlive
 	role, _ := roleOf(a.role)
-	if record, runs := s.running[role]; !alive && (!runs || record.State != roles.RoleReady || rec.NodeID == "") {
+	if record, runs := s.running[role]; !alive && (!runs || record.State != registry.RoleReady || rec.NodeID == "") {
 		s.startAgain(a)
 		return
 	}
@@ -288,7 +288,7 @@ func (s *service) claimed() {
 }
 
 // endUnknown ends a process that nothing needs.
-func (s *service) endUnknown(rec roles.RoleRecord) {
+func (s *service) endUnknown(rec registry.RoleRecord) {
 	s.background(func() {
 		ctx, cancel := context.WithTimeout(s.ctx, destroyLimit)
 		defer cancel()

@@ -11,6 +11,7 @@ import (
 	"troupe/bus/wire"
 	"troupe/placement"
 	"troupe/roles"
+	"troupe/roles/registry"
 	"troupe/roles/sessions/scheduler"
 )
 
@@ -40,24 +41,24 @@ type service struct {
 	meta      metaRecord
 	jobs      map[string]*job
 	actors    map[string]*actor
-	deaths    []string                     // ids of dead actors, the oldest first
-	names     map[actorName]string         // actor id
-	expected  map[string]*expectation      // actors whose handles came before the request of their creator
-	workers   map[string]*worker           // by id
-	leases    map[string]*worker           // by lease
-	requests  map[string]func(grant)       // by key of the scheduler: what a decision is for
-	processes map[string]string            // by process the job
-	turns     map[string]*turns            // by caller
-	groups    map[string]*groupTimes       // by id
-	forming   map[string]*actorGroup       // by name: more actors may come
-	awaiting  map[string][]*waiter         // by group: requests that wait for it
-	unclaimed map[string]bool              // roles of processes for tasks of an earlier service that no process has claimed yet
-	creations int                          // of actors
-	order     []*actor                     // in the order of their creation
-	running   map[string]roles.RoleRecord  // processes that ran when the service began
-	adopted   map[string]openFunc          // by role: those of several actors that ran when the service began
-	restored  bool                         // an earlier service has stored something
-	methods   map[string]func(*call) error // by name
+	deaths    []string                       // ids of dead actors, the oldest first
+	names     map[actorName]string           // actor id
+	expected  map[string]*expectation        // actors whose handles came before the request of their creator
+	workers   map[string]*worker             // by id
+	leases    map[string]*worker             // by lease
+	requests  map[string]func(grant)         // by key of the scheduler: what a decision is for
+	processes map[string]string              // by process the job
+	turns     map[string]*turns              // by caller
+	groups    map[string]*groupTimes         // by id
+	forming   map[string]*actorGroup         // by name: more actors may come
+	awaiting  map[string][]*waiter           // by group: requests that wait for it
+	unclaimed map[string]bool                // roles of processes for tasks of an earlier service that no process has claimed yet
+	creations int                            // of actors
+	order     []*actor                       // in the order of their creation
+	running   map[string]registry.RoleRecord // processes that ran when the service began
+	adopted   map[string]openFunc            // by role: those of several actors that ran when the service began
+	restored  bool                           // an earlier service has stored something
+	methods   map[string]func(*call) error   // by name
 }
 
 // grant is what the scheduler has decided of a request.

@@ -8,7 +8,7 @@ import (
 	"troupe/bus"
 	"troupe/nodes"
 	"troupe/placement"
-	"troupe/roles"
+	"troupe/roles/registry"
 )
 
 // Snapshot is the state of a cluster at one moment, as the page shows it. Durations are in seconds.
@@ -27,7 +27,7 @@ type Snapshot struct {
 
 // Role is a role of the registry with the state of its workers.
 type Role struct {
-	roles.RoleRecord
+	registry.RoleRecord
 	Workers RoleWorkers `json:"workers"`
 }
 
@@ -100,7 +100,7 @@ func (o *Observer) Snapshot(ctx context.Context) Snapshot {
 }
 
 func (o *Observer) read(ctx context.Context, s *Snapshot) error {
-	records, err := roles.All(ctx, o.b)
+	records, err := registry.All(ctx, o.b)
 	s.Roles = joinRoles(records, o.Workers.Roles(time.Now()))
 	if err != nil {
 		return err
@@ -118,7 +118,7 @@ func (o *Observer) read(ctx context.Context, s *Snapshot) error {
 }
 
 // joinRoles gives each role of the registry its workers.
-func joinRoles(records []roles.RoleRecord, workers []RoleWorkers) []Role {
+func joinRoles(records []registry.RoleRecord, workers []RoleWorkers) []Role {
 	byAddress := make(map[bus.Address]RoleWorkers, len(workers))
 	for _, w := range workers {
 		byAddress[w.Address] = w

@@ -10,7 +10,7 @@ import (
 	"troupe/gpu"
 	"troupe/nodes"
 	"troupe/placement"
-	"troupe/roles"
+	"troupe/roles/registry"
 )
 
 const (
@@ -231,12 +231,12 @@ func (f *findings) role(facts Facts, r Role) {
 	subject := "role " + r.Namespace + "/" + r.Name
 	describe := "troupe describe role " + r.Name + " -n " + r.Namespace
 	switch r.State {
-	case roles.RoleFailed:
+	case registry.RoleFailed:
 		f.add(Warning, "role_failed", subject, "the role has failed and was not destroyed", fmt.Sprintf("troupe logs %s -n %s --tail 50", r.Name, r.Namespace), r.Cause)
 		return
-	case roles.RoleReady:
+	case registry.RoleReady:
 		f.ranks(facts, r, subject, describe)
-	case roles.RoleStarting, roles.RoleRestarting:
+	case registry.RoleStarting, registry.RoleRestarting:
 		if age := facts.Now.Sub(r.Since); age > waitLong {
 			f.add(Warning, "role_"+string(r.State), subject, fmt.Sprintf("the role is %s for %v", r.State, age.Round(time.Second)), describe, r.Cause)
 		}

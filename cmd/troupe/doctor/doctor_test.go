@@ -18,7 +18,7 @@ import (
 	"troupe/pipeline"
 	"troupe/pipeline/flow"
 	"troupe/placement"
-	"troupe/roles"
+	"troupe/roles/registry"
 )
 
 func ranksOf(n int, method string, busy float64) []dashboard.Rank {
@@ -84,7 +84,7 @@ func healthy() doctor.Facts {
 			NodeStatus: placement.NodeStatus{State: placement.NodeReady, Report: protocol.Report{Node: "box", Devices: []gpu.Device{{UUID: "a"}}}},
 			Host:       &nodes.HostInfo{Version: "v1", Disks: []nodes.DiskSpace{roomy, roomy}, SharedMemory: roomy, OpenFiles: plenty, Processes: plenty, LockedMemory: plenty},
 		}},
-		Roles:     []doctor.Role{{RoleRecord: roles.RoleRecord{Name: "train", Namespace: "ns", World: 4, State: roles.RoleReady}, Ranks: ranksOf(4, "step", 100)}},
+		Roles:     []doctor.Role{{RoleRecord: registry.RoleRecord{Name: "train", Namespace: "ns", World: 4, State: registry.RoleReady}, Ranks: ranksOf(4, "step", 100)}},
 		Waiting:   []placement.Waiting{{ID: "soon", Waited: 1000}},
 		Pipelines: []doctor.Pipeline{{Namespace: "ns", Name: "rl", Status: &pipeline.Status{Streams: []flow.StreamStatus{{Name: "s", Items: 5, Oldest: 900, OutPerS: 3}}}}},
 		Leases:    []doctor.Lease{{What: "driver d", Lifetime: 15 * time.Second, Remaining: 8 * time.Second}},
@@ -125,8 +125,8 @@ func TestJudge(t *testing.T) {
 			f.Roles[0].Late = []timeline.Late{{Rank: 2, Kind: "span", Name: "allreduce", How: timeline.HowAbsent, LateS: 20, Ranks: 7, Before: "span load"}}
 		},
 		"calls_queued":    func(f *doctor.Facts) { f.Roles[0].Ranks = ranksOf(4, "step", 1000); f.Roles[0].Ranks[1].Queued = 3 },
-		"role_failed":     func(f *doctor.Facts) { f.Roles[0].State, f.Roles[0].Cause = roles.RoleFailed, "killed" },
-		"role_restarting": func(f *doctor.Facts) { f.Roles[0].State = roles.RoleRestarting },
+		"role_failed":     func(f *doctor.Facts) { f.Roles[0].State, f.Roles[0].Cause = registry.RoleFailed, "killed" },
+		"role_restarting": func(f *doctor.Facts) { f.Roles[0].State = registry.RoleRestarting },
 		"request_waits":   func(f *doctor.Facts) { f.Waiting[0].Waited = 600_000 },
 		"dead_letters":    func(f *doctor.Facts) { f.Pipelines[0].Dead = 3 },
 		"stream_stuck":    func(f *doctor.Facts) { f.Pipelines[0].Status.Streams[0].OutPerS = 0 },

@@ -9,7 +9,7 @@ import (
 	"troupe/nodes"
 	"troupe/pipeline"
 	"troupe/placement"
-	"troupe/roles"
+	"troupe/roles/registry"
 )
 
 // Facts is what is known at one moment. A part that could not be read has its error in Problems, and no findings.
@@ -47,7 +47,7 @@ type Node struct {
 
 // Role is a role of the registry and the heartbeats of its workers.
 type Role struct {
-	roles.RoleRecord
+	registry.RoleRecord
 	Ranks []dashboard.Rank
 	Late  []timeline.Late // of a role that Hangs: the ranks that held others up, as the flight recorders have it
 }

@@ -1,4 +1,4 @@
-package roles_test
+package registry_test
 
 import (
 	"encoding/json"
@@ -12,7 +12,7 @@ import (
 	"troupe/bus/kv"
 	"troupe/bus/stream"
 	"troupe/dispatch"
-	"troupe/roles"
+	"troupe/roles/registry"
 )
 
 // The records of an earlier version's buckets are moved to the registry once: a bucket that a crash restores does not
@@ -21,8 +21,8 @@ func TestNamespacesOfAnEarlierVersion(t *testing.T) {
 	ctx, b := t.Context(), bustest.Open(t)
 	mesh, err := dispatch.Mesh{}.Resolve(1)
 	require.NoError(t, err)
-	rec := roles.RoleRecord{
-		Namespace: "run", Name: "kept", Incarnation: "i", Class: "c", World: 1, Mesh: mesh, Detached: true, State: roles.RoleFailed,
+	rec := registry.RoleRecord{
+		Namespace: "run", Name: "kept", Incarnation: "i", Class: "c", World: 1, Mesh: mesh, Detached: true, State: registry.RoleFailed,
 		Cause: "an old cause", Since: time.Now(), Owner: "gone", By: "driver", Lease: time.Second,
 	}
 	value, err := json.Marshal(rec)
@@ -42,22 +42,19 @@ func TestNamespacesOfAnEarlierVersion(t *testing.T) {
 		require.Empty(t, names)
 	}
 	write()
-	require.NoError(t, roles.AdoptNamespaces(ctx, b, slog.Default()))
+	require.NoError(t, registry.AdoptNamespaces(ctx, b, slog.Default()))
 	gone()
-	rt, err := roles.Open(ctx, roles.Config{Bus: b, Namespace: "run"})
+	reg, err := registry.Open(ctx, b, "run")
 	require.NoError(t, err)
-	defer func() { require.NoError(t, rt.Close(ctx)) }()
-	all, err := rt.Roles(ctx)
+	all, err := reg.List(ctx)
 	require.NoError(t, err)
 	require.Len(t, all, 1)
 	require.Equal(t, "an old cause", all[0].Cause)
-	c, err := rt.Attach(ctx, "kept")
-	require.NoError(t, err)
-	require.NoError(t, c.Destroy(ctx))
+	require.NoError(t, reg.Remove(ctx, all[0]))
 
 	write()
-	require.NoError(t, roles.AdoptNamespaces(ctx, b, slog.Default()))
-	all, err = rt.Roles(ctx)
+	require.NoError(t, registry.AdoptNamespaces(ctx, b, slog.Default()))
+	all, err = reg.List(ctx)
 	require.NoError(t, err)
 	require.Empty(t, all)
 	gone()

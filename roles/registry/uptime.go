@@ -1,4 +1,4 @@
-package roles
+package registry
 
 import (
 	"context"
@@ -8,16 +8,16 @@ import (
 	"troupe/bus"
 )
 
-// serverUptime is since when the server has been reachable without interruption. A lease that is missing after an outage may
+// Uptime is since when the server has been reachable without interruption. A lease that is missing after an outage may
 // not have been renewed yet: it proves nothing before the server has been reachable for the length of the lease.
-type serverUptime struct {
+type Uptime struct {
 	mu      sync.Mutex
 	since   time.Time // zero: unreachable
 	blocked bool      // reachable, but refuses writes
 }
 
-// watch follows the connection until ctx ends or the bus is closed.
-func (r *serverUptime) watch(ctx context.Context, b *bus.Bus) {
+// Watch follows the connection until ctx ends or the bus is closed.
+func (r *Uptime) Watch(ctx context.Context, b *bus.Bus) {
 	upCh, stop := b.Connections()
 	defer stop()
 	r.set(b.Connected())
@@ -33,7 +33,7 @@ func (r *serverUptime) watch(ctx context.Context, b *bus.Bus) {
 	}
 }
 
-func (r *serverUptime) set(up bool) {
+func (r *Uptime) set(up bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
@@ -44,8 +44,8 @@ func (r *serverUptime) set(up bool) {
 	}
 }
 
-// block records whether the server refuses writes.
-func (r *serverUptime) block(on bool) {
+// Block records whether the server refuses writes.
+func (r *Uptime) Block(on bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.blocked = on; !on && !r.since.IsZero() {
@@ -53,8 +53,8 @@ func (r *serverUptime) block(on bool) {
 	}
 }
 
-// restart counts from now, as after an outage.
-func (r *serverUptime) restart() {
+// Restart counts from now, as after an outage.
+func (r *Uptime) Restart() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.since.IsZero() {
@@ -62,8 +62,8 @@ func (r *serverUptime) restart() {
 	}
 }
 
-// remaining is the time until the server has been reachable for d; all of d while it is unreachable.
-func (r *serverUptime) remaining(d time.Duration) time.Duration {
+// Remaining is the time until the server has been reachable for d; all of d while it is unreachable.
+func (r *Uptime) Remaining(d time.Duration) time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.since.IsZero() || r.blocked {
@@ -72,10 +72,10 @@ func (r *serverUptime) remaining(d time.Duration) time.Duration {
 	return max(0, d-time.Since(r.since))
 }
 
-// await returns when the server has been reachable for d.
-func (r *serverUptime) await(ctx context.Context, d time.Duration) error {
+// Await returns when the server has been reachable for d.
+func (r *Uptime) Await(ctx context.Context, d time.Duration) error {
 	for {
-		left := r.remaining(d)
+		left := r.Remaining(d)
 		if left == 0 {
 			return nil
 		}

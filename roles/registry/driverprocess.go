@@ -1,4 +1,4 @@
-package roles
+package registry
 
 import (
 	"bytes"
@@ -24,17 +24,6 @@ type driverProcess struct {
 	Lease time.Duration `json:"lease,omitempty"`
 	// Worker is the worker that holds the lease, because it has created roles; nil: a driver.
 	Worker *nodes.WorkerID `json:"worker,omitempty"`
-}
-
-// leaseValue is the value of this driver's lease.
-func (rt *Runtime) leaseValue() []byte {
-	h := driverProcess{Name: rt.cfg.Name, Host: thisHost(), PID: os.Getpid(), Lease: rt.cfg.Lease, Worker: rt.worker}
-	h.Start, _ = startedAt(h.PID) // zero: unknown
-	value, err := json.Marshal(h)
-	if err != nil {
-		return []byte(rt.cfg.Name) // a name that JSON cannot encode
-	}
-	return value
 }
 
 // readDriverProcess reads the value of a lease. Older drivers write their name only.

@@ -1,4 +1,4 @@
-package roles
+package registry
 
 import (
 	"cmp"
@@ -18,6 +18,7 @@ const (
 	processCheckEvery = 250 * time.Millisecond // interval of checking driver processes on this host
 	inboxProbeEvery   = time.Second            // interval of probing the inboxes of drivers
 	inboxTimeout      = 5 * time.Second        // a driver whose inbox has had no subscriber for this long is dead
+	operationTimeout  = 3 * time.Second        // timeout of one operation on the registry
 	proofLifetime     = time.Minute            // lifetime of the proof of a driver's death
 )
 
@@ -47,14 +48,14 @@ func (w DriverWatch) Start(ctx context.Context) (endedCh <-chan struct{}, stop f
 	d := &driverMonitor{DriverWatch: w, newsCh: make(chan leaseEvent), endedCh: make(chan struct{}, 1), absentCh: make(chan string, 1024), all: map[string]*driver{}}
 	var group sync.WaitGroup
 	group.Go(bus.Guard(func() { followLeases(ctx, w.Bus, w.Logger, d.newsCh) }))
-	group.Go(bus.Guard(func() { d.uptime.watch(ctx, w.Bus) }))
+	group.Go(bus.Guard(func() { d.uptime.Watch(ctx, w.Bus) }))
 	group.Go(bus.Guard(func() { d.run(ctx) }))
 	return d.endedCh, func() { cancel(); group.Wait() }
 }
 
 // leaseEvent is a change of one driver's lease.
 type leaseEvent struct {
-	reg      registry
+	reg      Registry
 	space    string // namespace
 	session  string
 	value    []byte
@@ -78,7 +79,7 @@ type driverMonitor struct {
 	newsCh   chan leaseEvent
 	endedCh  chan struct{}
 	absentCh chan string // sessions whose inbox has no subscriber
-	uptime   serverUptime
+	uptime   Uptime
 
 	all    map[string]*driver // by session
 	round  uint64
@@ -105,7 +106,7 @@ func (d *driverMonitor) run(ctx context.Context) {
 		}
 	}
 	fullCh, full := d.Bus.StoreErr()
-	d.uptime.block(full != nil)
+	d.uptime.Block(full != nil)
 	for asked := time.Now(); ; {
 		select {
 		case <-ctx.Done():
@@ -124,7 +125,7 @@ func (d *driverMonitor) run(ctx context.Context) {
 			}
 		case <-fullCh: // a full store takes no renewals, so that expired leases prove nothing
 			fullCh, full = d.Bus.StoreErr()
-			d.uptime.block(full != nil)
+			d.uptime.Block(full != nil)
 		case now := <-look.C:
 			d.endDeadDrivers(ctx, now)
 			if now.Sub(asked) >= inboxProbeEvery {
@@ -148,7 +149,7 @@ func (d *driverMonitor) handleLease(ctx context.Context, news leaseEvent) {
 	if one == nil || !d.Remote || !one.owns(ctx) {
 		return // a driver that closes owns nothing
 	}
-	if d.uptime.remaining(cmp.Or(one.Lease, defaultLease)) == 0 {
+	if d.uptime.Remaining(cmp.Or(one.Lease, DefaultLease)) == 0 {
 		d.writeProof(ctx, one, "its lease has expired")
 	}
 	wake(d.endedCh)
@@ -156,15 +157,15 @@ func (d *driverMonitor) handleLease(ctx context.Context, news leaseEvent) {
 
 // owns reports whether a role or a reservation ends with the driver.
 func (one *driver) owns(ctx context.Context) bool {
-	ctx, cancel := context.WithTimeout(ctx, registryTimeout)
+	ctx, cancel := context.WithTimeout(ctx, operationTimeout)
 	defer cancel()
-	all, _ := one.reg.list(ctx) // a partial list counts
+	all, _ := one.reg.List(ctx) // a partial list counts
 	for _, rec := range all {
 		if rec.Owner == one.session {
 			return true
 		}
 	}
-	holds, _ := one.reg.driverReservations(ctx)
+	holds, _ := one.reg.DriverReservations(ctx)
 	for _, h := range holds {
 		if h.Owner == one.session {
 			return true
@@ -180,7 +181,7 @@ func (d *driverMonitor) endDeadDrivers(ctx context.Context, now time.Time) {
 		case now.Before(one.again):
 		case one.visible() && one.dead():
 			d.endLease(ctx, one, "its process has exited")
-		case !one.since.IsZero() && now.Sub(one.since) >= inboxTimeout && d.uptime.remaining(cmp.Or(one.Lease, defaultLease)) == 0:
+		case !one.since.IsZero() && now.Sub(one.since) >= inboxTimeout && d.uptime.Remaining(cmp.Or(one.Lease, DefaultLease)) == 0:
 			d.endLease(ctx, one, "its inbox has had no subscriber for "+inboxTimeout.String())
 		}
 	}
@@ -200,7 +201,7 @@ func (d *driverMonitor) endLease(ctx context.Context, one *driver, why string) {
 	one.again = time.Now().Add(inboxProbeEvery)
 	d.Logger.Warn("roles: a driver died; ending its lease", "driver", one.Name, "namespace", one.space, "why", why)
 	d.writeProof(ctx, one, why)
-	ctx, cancel := context.WithTimeout(ctx, registryTimeout)
+	ctx, cancel := context.WithTimeout(ctx, operationTimeout)
 	defer cancel()
 	err := one.reg.leases.Delete(ctx, one.reg.key(driverKey(one.session)), one.revision)
 	switch {
@@ -215,7 +216,7 @@ func (d *driverMonitor) endLease(ctx context.Context, one *driver, why string) {
 // writeProof writes the proof: with it, a missing lease needs no grace period. The proof is a lease too, so that it ends
 // with this process at the latest.
 func (d *driverMonitor) writeProof(ctx context.Context, one *driver, why string) {
-	ctx, cancel := context.WithTimeout(ctx, registryTimeout)
+	ctx, cancel := context.WithTimeout(ctx, operationTimeout)
 	defer cancel()
 	lease, err := one.reg.leases.Lease(ctx, one.reg.key(proofKey(one.session)), []byte(why), proofLifetime)
 	if err == nil {
@@ -228,7 +229,7 @@ func (d *driverMonitor) writeProof(ctx context.Context, one *driver, why string)
 // dropProofs releases expired proofs; at the zero time all.
 func (d *driverMonitor) dropProofs(now time.Time) {
 	for len(d.proofs) > 0 && (now.IsZero() || now.After(d.proofs[0].until)) {
-		ctx, cancel := context.WithTimeout(context.Background(), registryTimeout)
+		ctx, cancel := context.WithTimeout(context.Background(), operationTimeout)
 		_ = d.proofs[0].lease.Release(ctx) // otherwise it expires
 		cancel()
 		d.proofs = d.proofs[1:]
@@ -270,18 +271,9 @@ func wake(ch chan struct{}) {
 	}
 }
 
-// provedDead reports whether a driver is proved dead.
-func (g registry) provedDead(ctx context.Context, session string) bool {
-	_, err := g.leases.Get(ctx, g.key(proofKey(session)))
-	return err == nil
-}
-
-// proofKey is the key of the proof that a driver is dead, beside its lease.
-func proofKey(session string) string { return "gone." + session }
-
 // followLeases sends every change and renewal of a driver's lease, of all namespaces, until ctx ends.
 func followLeases(ctx context.Context, b *bus.Bus, log *slog.Logger, newsCh chan<- leaseEvent) {
-	for waits := watchBackoff.Start(); ctx.Err() == nil; {
+	for waits := followBackoff.Start(); ctx.Err() == nil; {
 		err := followOnce(ctx, b, newsCh)
 		if err == nil {
 			waits.Reset()
@@ -292,12 +284,12 @@ func followLeases(ctx context.Context, b *bus.Bus, log *slog.Logger, newsCh chan
 	}
 }
 
-// watchBackoff paces attempts to watch a bucket again.
-var watchBackoff = bus.Backoff{First: time.Second, Most: reapAgain}
+// followBackoff paces attempts to watch the leases again.
+var followBackoff = bus.Backoff{First: time.Second, Most: 5 * time.Second}
 
 // followOnce is one watch, until it ends.
 func followOnce(ctx context.Context, b *bus.Bus, newsCh chan<- leaseEvent) error {
-	reg, err := openRegistry(ctx, b, "")
+	reg, err := Open(ctx, b, "")
 	if err != nil {
 		return err
 	}
@@ -311,7 +303,7 @@ func followOnce(ctx context.Context, b *bus.Bus, newsCh chan<- leaseEvent) error
 		if ev.Kind == kv.EventComplete || !ours {
 			continue
 		}
-		news := leaseEvent{reg: reg.of(space), space: space, session: session, value: ev.Value, revision: ev.Revision, gone: ev.Kind == kv.EventDelete}
+		news := leaseEvent{reg: reg.Of(space), space: space, session: session, value: ev.Value, revision: ev.Revision, gone: ev.Kind == kv.EventDelete}
 		select {
 		case newsCh <- news:
 		case <-ctx.Done():

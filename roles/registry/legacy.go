@@ -1,4 +1,4 @@
-package roles
+package registry
 
 import (
 	"context"
@@ -30,12 +30,12 @@ func AdoptNamespaces(ctx context.Context, b *bus.Bus, log *slog.Logger) error {
 	if len(found) == 0 {
 		return nil
 	}
-	reg, err := openRegistry(ctx, b, "")
+	reg, err := Open(ctx, b, "")
 	if err != nil {
 		return err
 	}
 	for _, namespace := range found {
-		if err := reg.of(namespace).adopt(ctx, b); err != nil {
+		if err := reg.Of(namespace).adopt(ctx, b); err != nil {
 			return err
 		}
 		log.Info("roles: moved a namespace of an earlier version into the registry", "namespace", namespace)
@@ -45,7 +45,7 @@ func AdoptNamespaces(ctx context.Context, b *bus.Bus, log *slog.Logger) error {
 
 // adopt copies the records of the namespace's own bucket, and deletes the bucket. A permanent key says that it was
 // copied: a bucket that a crash of the server restores must not restore roles that have ended since.
-func (g registry) adopt(ctx context.Context, b *bus.Bus) error {
+func (g Registry) adopt(ctx context.Context, b *bus.Bus) error {
 	old, err := kv.Open(ctx, b, kv.Config{Bucket: strings.TrimPrefix(legacyStream, "KV_") + g.namespace})
 	if err != nil {
 		return err

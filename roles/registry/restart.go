@@ -1,0 +1,65 @@
+package registry
+
+import (
+	"fmt"
+	"time"
+
+	"troupe/bus"
+)
+
+// Policy is the reaction to the failure of a worker.
+type Policy string
+
+const (
+	FailRole    Policy = ""             // the role fails, and its workers are stopped
+	RestartRank Policy = "restart_rank" // a new process gets its rank, devices and port; its calls fail
+	RestartRole Policy = "restart_role" // all workers are stopped and started again; all calls fail
+	Ignore      Policy = "ignore"       // the other workers continue; calls to the failed one fail
+)
+
+// ReplacesWorkers reports whether lost workers of the role are replaced.
+func (r RoleRecord) ReplacesWorkers() bool {
+	return r.Process && (r.Policy == RestartRank || r.Policy == RestartRole)
+}
+
+// Restart is a restart in progress: it is in the role's record while the state is restarting. Exactly one process
+// carries it out, with the session By; it writes the record by compare-and-set before it does anything else. When that
+// process is dead, or takes longer than Limit, another may replace it, with a new generation.
+type Restart struct {
+	Ranks []int         `json:"ranks"`
+	Gen   uint32        `json:"gen"`             // of the new workers
+	N     int           `json:"n"`               // the number of this restart
+	Of    int           `json:"of"`              // the maximum
+	Why   string        `json:"why"`             // the first loss
+	Avoid []string      `json:"avoid,omitempty"` // nodes that the ranks are moved away from: drained or lost
+	By    string        `json:"by"`              // session of the process that carries it out
+	Limit time.Duration `json:"limit"`           // how long it may take
+}
+
+// Progress describes a restart in progress.
+func (r *Restart) Progress() string {
+	if r.N == 0 {
+		return "moved to another node"
+	}
+	return fmt.Sprintf("restarting (%d of %d)", r.N, r.Of)
+}
+
+// Outcome describes a completed restart.
+func (r *Restart) Outcome() string {
+	if r.N == 0 {
+		return "moved to another node"
+	}
+	return fmt.Sprintf("restarted (%d of %d)", r.N, r.Of)
+}
+
+// CallError is the error of calls to a restarting rank.
+func (r *Restart) CallError(rank int) *bus.Error {
+	return bus.Errorf(bus.CodeWorkerLost, "rank %d is %s: %s", rank, r.Progress(), r.Why)
+}
+
+// ReplacedWorker is a replaced worker process.
+type ReplacedWorker struct {
+	Node string `json:"node"`
+	Rank int    `json:"rank"`
+	Gen  uint32 `json:"gen"`
+}
