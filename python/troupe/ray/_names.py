@@ -23,7 +23,7 @@ NAMES: dict[str, list[tuple[str, str, str]]] = {
         ("put", SAME, "the value stays in the process that put it, and ends with it"),
         ("wait", SAME, ""),
         ("cancel", DIFFERENT, "tasks that the cancelled task has started go on, whatever `recursive` says: cancel their refs too"),
-        ("kill", DIFFERENT, "actors are not restarted, whatever no_restart is"),
+        ("kill", SAME, ""),
         ("get_actor", SAME, ""),
         ("get_gpu_ids", SAME, ""),
         ("get_runtime_context", SAME, "the methods that programs use; others are refused"),
