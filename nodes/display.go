@@ -295,7 +295,11 @@ func (d *OutputDisplay) closeGroup(key string) {
 	d.order = slices.DeleteFunc(d.order, func(k string) bool { return k == key })
 	if more := len(g.ranks) - 1; more > 0 {
 		delete(g.ranks, g.first)
-		d.show(g.role, ranges(g.ranks), g.stream, fmt.Sprintf("%s [and %d more ranks]", g.text, more))
+		note := "[and 1 more rank]"
+		if more > 1 {
+			note = fmt.Sprintf("[and %d more ranks]", more)
+		}
+		d.show(g.role, ranges(g.ranks), g.stream, g.text+" "+note)
 	}
 }
 

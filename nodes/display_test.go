@@ -41,7 +41,7 @@ func TestEqualLinesOfRanksAreMerged(t *testing.T) {
 	require.Equal(t, "train[1-3,7] loading [and 4 more ranks]\n", textOf(d.Take(d.now)))
 	require.Equal(t, "train[1] loading\n", d.line(1, 9, Stdout, "loading"), "shown again after its time")
 	d.line(2, 9, Stdout, "loading")
-	require.Equal(t, "train[2] loading [and 1 more ranks]\n", textOf(d.Flush()))
+	require.Equal(t, "train[2] loading [and 1 more rank]\n", textOf(d.Flush()))
 
 	require.Equal(t, "train[0] step\n", d.line(0, 3, Stdout, "step"))
 	d.line(1, 3, Stdout, "step")

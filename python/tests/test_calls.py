@@ -214,6 +214,14 @@ def test_a_method_answers_later_with_a_future_of_its_own(session, workers):
     handle.cluster.shutdown()
 
 
+def test_cancelled_calls_of_an_async_worker_are_over(session):
+    handle = troupe.actor(worker_classes.AsyncDeferred)
+    for i in range(100):
+        handle.note.remote(i).cancel()  # some before their first step
+    until(lambda: not handle.cluster.info()[0]["calls"])
+    handle.cluster.shutdown()
+
+
 def test_a_thousand_calls_of_an_async_worker_start_in_order_of_arrival(session):
     handle = troupe.actor(worker_classes.AsyncDeferred)
     assert troupe.get([handle.note.remote(i) for i in range(1000)], 30) == list(range(1000))

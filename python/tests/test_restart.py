@@ -226,6 +226,7 @@ def test_a_call_that_runs_when_its_rank_is_killed_fails_and_is_not_repeated(made
     with pytest.raises(troupe.WorkerLostError) as caught:
         future.result(15)
     assert caught.value.rank == 1 and caught.value.signal == "SIGKILL"
+    troupe.kill(cluster)  # the other ranks would go on
 
 
 def test_a_method_argument_named_wait_goes_by_position(made):

@@ -285,13 +285,26 @@ class Server:
         """Has the loop of a call cancel it. False: it has none."""
         loop = self.loops.get(token)
         if loop is not None:
-            loop.soon(self._cancel, token)
+            loop.soon(self.cancel_task, token)
         return loop is not None
 
-    def _cancel(self, token: int) -> None:
+    def cancel_task(self, token: int) -> bool:
+        """Cancels the task of a call, on the loop that runs it. False: it has none."""
+        import asyncio
+        import inspect
+
         task = self.tasks.get(token)
-        if task is not None:
-            task.cancel()
+        if task is None:
+            return False
+        work = task.get_coro()
+        waits = work.cr_code is Server.serve_async.__code__ and inspect.getcoroutinestate(work) == inspect.CORO_CREATED
+        task.cancel()
+        if waits:  # it has not begun, and never will: serve_async does not answer the call
+            del self.tasks[token]
+            self.values.pop(token, None)
+            self.fail(token, _errors.CancelledError("the call was cancelled"))
+            self.core.push_soon(asyncio.get_running_loop())
+        return True
 
     async def serve_async(self, token: int, call: IncomingCall, body: Any) -> None:
         import asyncio

@@ -273,10 +273,7 @@ class Host(Server):
     def in_loop(self, item: tuple[int, int, bytes, Any]) -> None:
         kind, token, meta, body = item
         if kind == CANCEL:
-            task = self.tasks.get(token)
-            if task is not None:
-                task.cancel()
-            elif self.held is not None and self.held.pop(token, None) is not None:
+            if not self.cancel_task(token) and self.held is not None and self.held.pop(token, None) is not None:
                 self.values.pop(token, None)
                 self.fail(token, _errors.CancelledError("the call was cancelled"))
                 self.core.push_soon(self.loop)
