@@ -8,6 +8,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus/wire"
+	"troupe/cmd/troupe/cli"
 	"troupe/dispatch"
 	"troupe/roles"
 )
@@ -67,9 +68,9 @@ func (k *calc) wait(ctx context.Context, _ actors.None) (actors.None, error) {
 // runs creates roles of class calc at the head, with a session of its own, until the test ends.
 func (u *shell) runs(specs ...roles.Spec) *roles.Runtime {
 	u.t.Helper()
-	s, err := (&cli{err: u.t.Output(), env: u.getenv}).server()
+	s, err := (&cli.CLI{Err: u.t.Output(), Env: u.getenv}).Server()
 	require.NoError(u.t, err)
-	rt, err := roles.Open(u.t.Context(), roles.Config{BusConfig: s.bus, Namespace: s.namespace, Name: "a test", Classes: []*actors.Class{calcClass()}})
+	rt, err := roles.Open(u.t.Context(), roles.Config{BusConfig: s.Bus, Namespace: s.Namespace, Name: "a test", Classes: []*actors.Class{calcClass()}})
 	require.NoError(u.t, err)
 	u.t.Cleanup(func() { require.NoError(u.t, rt.Close(context.Background())) })
 	for _, spec := range specs {

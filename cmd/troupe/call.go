@@ -10,6 +10,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/cmd/troupe/cli"
 	"troupe/dispatch"
 	"troupe/roles"
 	"troupe/roles/registry"
@@ -24,7 +25,7 @@ type callFlags struct {
 	timeout time.Duration
 }
 
-func newCall(c *cli) *cobra.Command {
+func newCall(c command) *cobra.Command {
 	var flags callFlags
 	cmd := &cobra.Command{
 		Use:   "call ROLE METHOD",
@@ -49,8 +50,8 @@ shape, and with their values up to 256 elements.`,
 		},
 		ValidArgsFunction: c.completeCall,
 	}
-	c.serverFlags(cmd)
-	c.jsonFlag(cmd, "the result is JSON in any case; for scripts that always say so")
+	c.ServerFlags(cmd)
+	c.JSONFlag(cmd, "the result is JSON in any case; for scripts that always say so")
 	cmd.Flags().StringVar(&flags.args, "args", "[]", "arguments, as JSON")
 	cmd.Flags().StringVar(&flags.mode, "mode", "", "dispatch mode (default: the method's own)")
 	cmd.Flags().IntVar(&flags.rank, "rank", 0, "call this rank alone (default: as the mode says)")
@@ -67,39 +68,39 @@ shape, and with their values up to 256 elements.`,
 func (f callFlags) parse(role, method string) (dispatch.Call, error) {
 	call := dispatch.Call{Method: method, Timeout: f.timeout}
 	if err := bus.CheckRoleName(role); err != nil {
-		return call, &usageError{err}
+		return call, cli.Usagef("%w", err)
 	}
 	if method == "" {
-		return call, usagef("METHOD is empty: give the name of a method")
+		return call, cli.Usagef("METHOD is empty: give the name of a method")
 	}
 	if f.mode != "" {
 		m, err := dispatch.ParseMode(f.mode)
 		if err != nil {
-			return call, usagef("--mode: %w", err)
+			return call, cli.Usagef("--mode: %w", err)
 		}
 		call.Mode = m
 	}
 	if f.oneRank {
 		switch {
 		case f.mode != "":
-			return call, usagef("--rank and --mode exclude each other: a call of one rank has no mode")
+			return call, cli.Usagef("--rank and --mode exclude each other: a call of one rank has no mode")
 		case f.rank < 0:
-			return call, usagef("--rank %d: ranks are counted from 0", f.rank)
+			return call, cli.Usagef("--rank %d: ranks are counted from 0", f.rank)
 		}
 		call.Ranks = []int{f.rank}
 	}
 	if f.timeout <= 0 {
-		return call, usagef("--timeout %s: must be positive", f.timeout)
+		return call, cli.Usagef("--timeout %s: must be positive", f.timeout)
 	}
 	var err error
 	if call.Args, call.Named, err = parseArgs(f.args); err != nil {
-		return call, usagef("--args: %w", err)
+		return call, cli.Usagef("--args: %w", err)
 	}
 	return call, nil
 }
 
-func (c *cli) call(ctx context.Context, role string, call dispatch.Call, oneRank bool) error {
-	return c.withRole(ctx, role, func(cluster *roles.Cluster) error {
+func (c command) call(ctx context.Context, role string, call dispatch.Call, oneRank bool) error {
+	return c.WithRole(ctx, role, func(cluster *roles.Cluster) error {
 		f, err := cluster.Go(ctx, call)
 		if err != nil {
 			return err
@@ -113,21 +114,21 @@ func (c *cli) call(ctx context.Context, role string, call dispatch.Call, oneRank
 		if list, ok := value.([]any); ok && oneRank && len(list) == 1 {
 			value = list[0]
 		}
-		return c.printJSON(jsonValue(value))
+		return c.PrintJSON(jsonValue(value))
 	})
 }
 
 // failedCall prints the worker's own stack before the error.
-func (c *cli) failedCall(err error) error {
+func (c command) failedCall(err error) error {
 	var failed *dispatch.CallError
 	if errors.As(err, &failed) && failed.Cause.Stack != "" {
-		c.warnf("on rank %d of %s:\n%s\n", failed.Cause.Rank, failed.Role, failed.Cause.Stack)
+		c.Warnf("on rank %d of %s:\n%s\n", failed.Cause.Rank, failed.Role, failed.Cause.Stack)
 	}
 	return err
 }
 
 // progress prints what a call waits for, every two seconds.
-func (c *cli) progress(f *dispatch.Future) (stop func()) {
+func (c command) progress(f *dispatch.Future) (stop func()) {
 	stopCh, doneCh := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(doneCh)
@@ -138,7 +139,7 @@ func (c *cli) progress(f *dispatch.Future) (stop func()) {
 			case <-stopCh:
 				return
 			case <-t.C:
-				c.warnf("troupe: %s\n", waitingFor(f.Progress()))
+				c.Warnf("troupe: %s\n", waitingFor(f.Progress()))
 			}
 		}
 	}()
@@ -167,11 +168,11 @@ func completeMode(*cobra.Command, []string, string) ([]string, cobra.ShellCompDi
 }
 
 // completeCall completes the role, and then its method.
-func (c *cli) completeCall(cmd *cobra.Command, words []string, _ string) ([]string, cobra.ShellCompDirective) {
+func (c command) completeCall(cmd *cobra.Command, words []string, _ string) ([]string, cobra.ShellCompDirective) {
 	if len(words) > 1 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	return c.completeFrom(cmd, func(ctx context.Context, rt *roles.Runtime) ([]string, error) {
+	return c.CompleteFrom(cmd, func(ctx context.Context, rt *roles.Runtime) ([]string, error) {
 		all, err := rt.Roles(ctx)
 		var names []string
 		for _, r := range all {

@@ -12,6 +12,7 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/wire"
+	"troupe/cmd/troupe/cli"
 )
 
 func TestCall(t *testing.T) {
@@ -92,7 +93,7 @@ func TestCallInterrupted(t *testing.T) {
 	var out, errs screen
 	doneCh := make(chan int, 1)
 	go func() {
-		doneCh <- execute(ctx, []string{"call", "four", "wait"}, &cli{out: &out, err: &errs, env: u.getenv})
+		doneCh <- execute(ctx, []string{"call", "four", "wait"}, &cli.CLI{Out: &out, Err: &errs, Env: u.getenv})
 	}()
 	require.Eventually(t, func() bool { return busy() == 4 }, 20*time.Second, 5*time.Millisecond)
 	interrupt()

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"troupe/cmd/troupe/cli"
+
 	"github.com/stretchr/testify/require"
 )
 
@@ -71,7 +73,7 @@ func TestConfig(t *testing.T) {
 func TestConfigOfTheUser(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.MkdirAll(filepath.Join(dir, "troupe"), 0o700))
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "troupe", configName), []byte("url: nats://127.0.0.1:2\n"), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "troupe", cli.ConfigName), []byte("url: nats://127.0.0.1:2\n"), 0o600))
 	u := newShell(t).with("XDG_CONFIG_HOME", dir)
 	require.Contains(t, u.fails(1, "roles"), "127.0.0.1:2")
 	require.Contains(t, u.fails(1, "roles", "--url", "nats://127.0.0.1:3"), "127.0.0.1:3")
@@ -91,6 +93,6 @@ func TestLogFormat(t *testing.T) {
 	require.Contains(t, lines[1], `"level":"ERROR","msg":"connect to nats://127.0.0.1:1`)
 
 	head, _ := u.up("--gpus", "none", "--log-level", "info", "--log-format", "json")
-	log := filepath.Join(head.Store, "agent", agentLog)
+	log := filepath.Join(head.Store, "agent", "agent.log")
 	require.Eventually(t, func() bool { data, _ := os.ReadFile(log); return strings.Contains(string(data), `"level":"INFO"`) }, 5*time.Second, 10*time.Millisecond, "the agent of the head has its settings")
 }

@@ -12,12 +12,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"troupe/bus"
+	"troupe/cmd/troupe/cli"
 	"troupe/nodes"
 	"troupe/placement"
 	"troupe/placement/planner"
 )
 
-func newCordon(c *cli) *cobra.Command {
+func newCordon(c command) *cobra.Command {
 	var one placement.Cordon
 	cmd := &cobra.Command{
 		Use:   "cordon NODE[/DEVICE]",
@@ -39,12 +40,12 @@ author, time and reason.`,
 	}
 	cmd.Flags().StringVar(&one.Why, "why", "", "the reason, shown to waiting requests")
 	cmd.Flags().StringVar(&one.By, "by", "", "name of the operator (default you)")
-	c.serverFlags(cmd)
-	c.jsonFlag(cmd, "print one JSON object: the cordon as it is kept")
+	c.ServerFlags(cmd)
+	c.JSONFlag(cmd, "print one JSON object: the cordon as it is kept")
 	return cmd
 }
 
-func newUncordon(c *cli) *cobra.Command {
+func newUncordon(c command) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "uncordon NODE[/DEVICE]",
 		Short:   "Open a node or a device again",
@@ -60,8 +61,8 @@ func newUncordon(c *cli) *cobra.Command {
 		},
 		ValidArgsFunction: c.completeNode,
 	}
-	c.serverFlags(cmd)
-	c.jsonFlag(cmd, "print one JSON object: node, device and uncordoned, whether it was cordoned")
+	c.ServerFlags(cmd)
+	c.JSONFlag(cmd, "print one JSON object: node, device and uncordoned, whether it was cordoned")
 	return cmd
 }
 
@@ -69,7 +70,7 @@ func newUncordon(c *cli) *cobra.Command {
 func nodeAndDevice(text string) (node, device string, err error) {
 	node, device, found := strings.Cut(text, "/")
 	if node == "" || found && device == "" {
-		return "", "", usagef("%q: give NODE, or NODE/DEVICE with the device's index or UUID", text)
+		return "", "", cli.Usagef("%q: give NODE, or NODE/DEVICE with the device's index or UUID", text)
 	}
 	return node, device, nil
 }
@@ -83,8 +84,8 @@ func unknownNode(err error) error {
 }
 
 // whoami is the user and the host of this process.
-func (c *cli) whoami() string {
-	name := cmp.Or(c.env("USER"), c.env("LOGNAME"))
+func (c command) whoami() string {
+	name := cmp.Or(c.Env("USER"), c.Env("LOGNAME"))
 	if name == "" {
 		name = fmt.Sprintf("uid-%d", os.Getuid())
 		if u, err := user.Current(); err == nil {
@@ -94,37 +95,37 @@ func (c *cli) whoami() string {
 	return name + "@" + nodes.HostName()
 }
 
-func (c *cli) cordon(ctx context.Context, one placement.Cordon) error {
-	return c.withPlacement(ctx, true, func(client *placement.Client) error {
+func (c command) cordon(ctx context.Context, one placement.Cordon) error {
+	return c.WithPlacement(ctx, true, func(client *placement.Client) error {
 		kept, err := client.Cordon(ctx, one)
 		if err != nil {
 			return unknownNode(err)
 		}
-		if c.json {
-			return c.printJSON(kept)
+		if c.JSON {
+			return c.PrintJSON(kept)
 		}
-		c.printf("%s is cordoned %s\n", placeName(kept.Node, kept.Device), kept)
+		c.Printf("%s is cordoned %s\n", placeName(kept.Node, kept.Device), kept)
 		return nil
 	})
 }
 
-func (c *cli) uncordon(ctx context.Context, node, device string) error {
-	return c.withPlacement(ctx, true, func(client *placement.Client) error {
+func (c command) uncordon(ctx context.Context, node, device string) error {
+	return c.WithPlacement(ctx, true, func(client *placement.Client) error {
 		was, err := client.Uncordon(ctx, node, device)
 		if err != nil {
 			return unknownNode(err)
 		}
-		if c.json {
-			return c.printJSON(struct {
+		if c.JSON {
+			return c.PrintJSON(struct {
 				Node       string `json:"node"`
 				Device     string `json:"device,omitempty"`
 				Uncordoned bool   `json:"uncordoned"`
 			}{node, device, was})
 		}
 		if was {
-			c.printf("%s is open again\n", placeName(node, device))
+			c.Printf("%s is open again\n", placeName(node, device))
 		} else {
-			c.printf("%s was not cordoned\n", placeName(node, device))
+			c.Printf("%s was not cordoned\n", placeName(node, device))
 		}
 		return nil
 	})

@@ -11,13 +11,15 @@ import (
 	"strconv"
 	"syscall"
 
+	"troupe/cmd/troupe/cli"
+
 	"github.com/spf13/cobra"
 )
 
 // demoProgram is the example that the demo command runs. `make build` puts it beside troupe.
 const demoProgram = "troupe-demo"
 
-func newDemo(c *cli) *cobra.Command {
+func newDemo(c command) *cobra.Command {
 	steps := 5
 	cmd := &cobra.Command{
 		Use:   "demo",
@@ -28,32 +30,32 @@ and a toy policy that learns the alphabet. It needs no configuration and leaves 
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if steps < 1 || steps > 10_000 {
-				return usagef("--steps %d: must be between 1 and 10000", steps)
+				return cli.Usagef("--steps %d: must be between 1 and 10000", steps)
 			}
 			return c.demo(cmd.Context(), steps)
 		},
 	}
 	cmd.Flags().IntVar(&steps, "steps", steps, "training steps")
-	c.jsonFlag(cmd, "print one JSON object for each step, with every call in it")
+	c.JSONFlag(cmd, "print one JSON object for each step, with every call in it")
 	return cmd
 }
 
-func (c *cli) demo(ctx context.Context, steps int) error {
+func (c command) demo(ctx context.Context, steps int) error {
 	self, err := os.Executable()
 	if err != nil {
 		return err
 	}
 	program := filepath.Join(filepath.Dir(self), demoProgram)
-	cmd := exec.CommandContext(ctx, program, "-steps", strconv.Itoa(steps), "-json="+strconv.FormatBool(c.json))
+	cmd := exec.CommandContext(ctx, program, "-steps", strconv.Itoa(steps), "-json="+strconv.FormatBool(c.JSON))
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
-	cmd.Stdout, cmd.Stderr = c.out, c.err
+	cmd.Stdout, cmd.Stderr = c.Out, c.Err
 	err = cmd.Run()
 	var exit *exec.ExitError
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("%s is not installed: run `make demo` in a checkout of Troupe", program)
 	case errors.As(err, &exit): // it has reported its error
-		return &exitError{code: max(exit.ExitCode(), 1)}
+		return &cli.ExitError{Code: max(exit.ExitCode(), 1)}
 	}
 	return err
 }

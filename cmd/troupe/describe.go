@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"troupe/bus"
+	"troupe/cmd/troupe/cli"
 	"troupe/cmd/troupe/dashboard"
 	"troupe/cmd/troupe/doctor"
 	"troupe/gpu"
@@ -23,20 +24,20 @@ import (
 // recentEvents is how many events a description shows.
 const recentEvents = 10
 
-func newDescribe(c *cli) *cobra.Command {
+func newDescribe(c command) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "describe",
 		Short:   "Show everything that is known about one role, node or reservation",
 		Example: "  troupe describe role actor_train\n  troupe describe node box-1\n  troupe describe reservation trainer",
 	}
 	sub := func(use, short, long, example string, complete func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective), show func(ctx context.Context, name string) error) {
-		var watch watchFlags
+		var watch cli.WatchFlags
 		one := &cobra.Command{Use: use, Short: short, Long: long, Example: "  troupe describe " + example, Args: cobra.ExactArgs(1), ValidArgsFunction: complete, RunE: func(cmd *cobra.Command, args []string) error {
-			return c.repeat(cmd.Context(), watch, func(ctx context.Context) error { return show(ctx, args[0]) })
+			return c.Repeat(cmd.Context(), watch, func(ctx context.Context) error { return show(ctx, args[0]) })
 		}}
-		watch.add(one)
-		c.serverFlags(one)
-		c.jsonFlag(one, "print one JSON object")
+		watch.Add(one)
+		c.ServerFlags(one)
+		c.JSONFlag(one, "print one JSON object")
 		cmd.AddCommand(one)
 	}
 	sub("role NAME", "Show a role: record, ranks, methods, reservations, events",
@@ -52,24 +53,24 @@ func newDescribe(c *cli) *cobra.Command {
 }
 
 // field prints one line of a description.
-func (c *cli) field(name, format string, args ...any) {
-	c.printf("%-14s%s\n", name+":", fmt.Sprintf(format, args...))
+func (c command) field(name, format string, args ...any) {
+	c.Printf("%-14s%s\n", name+":", fmt.Sprintf(format, args...))
 }
 
 // section prints a table under a heading, or nothing if there are no rows.
-func (c *cli) section(heading, header string, rows [][]string) error {
+func (c command) section(heading, header string, rows [][]string) error {
 	if len(rows) == 0 {
 		return nil
 	}
-	c.printf("\n%s\n", heading)
-	return c.table(header, rows)
+	c.Printf("\n%s\n", heading)
+	return c.Table(header, rows)
 }
 
 func stamp(t time.Time) string {
 	if t.IsZero() {
 		return "–"
 	}
-	return t.UTC().Format(time.DateTime) + " UTC (" + age(t) + ")"
+	return t.UTC().Format(time.DateTime) + " UTC (" + cli.Age(t) + ")"
 }
 
 // roleDescription is the JSON output of describe role.
@@ -95,17 +96,17 @@ type methodDescription struct {
 	MeanS  float64 `json:"mean_s"`
 }
 
-func (c *cli) describeRole(ctx context.Context, name string) error {
+func (c command) describeRole(ctx context.Context, name string) error {
 	if err := bus.CheckRoleName(name); err != nil {
-		return &usageError{err}
+		return cli.Usagef("%w", err)
 	}
-	return c.withBus(ctx, func(b *bus.Bus, s server) error {
+	return c.WithBus(ctx, func(b *bus.Bus, s cli.Server) error {
 		workers, err := dashboard.WatchWorkers(b)
 		if err != nil {
 			return err
 		}
 		defer workers.Close()
-		s, err = s.findRole(ctx, b, name)
+		s, err = s.FindRole(ctx, b, name)
 		if err != nil {
 			return err
 		}
@@ -116,7 +117,7 @@ func (c *cli) describeRole(ctx context.Context, name string) error {
 		var names []string
 		at := -1
 		for i, r := range all {
-			if r.Namespace != s.namespace {
+			if r.Namespace != s.Namespace {
 				continue
 			}
 			if names = append(names, r.Name); r.Name == name {
@@ -124,14 +125,14 @@ func (c *cli) describeRole(ctx context.Context, name string) error {
 			}
 		}
 		if at < 0 {
-			return bus.Errorf(bus.CodeNotFound, "no role %q in this namespace; %s", name, thereAre(names))
+			return bus.Errorf(bus.CodeNotFound, "no role %q in this namespace; %s", name, cli.ThereAre(names))
 		}
 		d := roleDescription{roleOutput: roleJSON(all[at]), Ranks: []rankDescription{}, Methods: []methodDescription{}, Lagging: []doctor.LaggingRank{}, Reservations: []placement.Record{}, Events: []nodes.Event{}}
 		if err := d.collect(ctx, b, workers); err != nil {
 			return err
 		}
-		if c.json {
-			return c.printJSON(d)
+		if c.JSON {
+			return c.PrintJSON(d)
 		}
 		return c.showRole(d)
 	})
@@ -193,7 +194,7 @@ func (d *roleDescription) collect(ctx context.Context, b *bus.Bus, workers *dash
 	return nil
 }
 
-func (c *cli) showRole(d roleDescription) error {
+func (c command) showRole(d roleDescription) error {
 	life := "owned: it ends with its driver"
 	if d.Detached {
 		life = "detached"
@@ -211,9 +212,9 @@ func (c *cli) showRole(d roleDescription) error {
 	c.field("incarnation", "%s", d.Incarnation)
 	c.field("restarts", "%d", d.Restarts)
 	for _, l := range d.Lagging {
-		c.printf("\nrank %d holds up the others: %s\n", l.Rank.Rank, l.Why)
+		c.Printf("\nrank %d holds up the others: %s\n", l.Rank.Rank, l.Why)
 		for _, e := range l.Evidence {
-			c.printf("  %s\n", e)
+			c.Printf("  %s\n", e)
 		}
 	}
 	var rows [][]string
@@ -242,17 +243,17 @@ func (c *cli) showRole(d roleDescription) error {
 
 func reservationRows(all []placement.Record) (rows [][]string) {
 	for _, r := range all {
-		rows = append(rows, []string{r.ID, string(r.State), age(r.Since), itoa(len(r.Workers)), deviceCount(r), why(r)})
+		rows = append(rows, []string{r.ID, string(r.State), cli.Age(r.Since), itoa(len(r.Workers)), deviceCount(r), why(r)})
 	}
 	return rows
 }
 
-func (c *cli) showEvents(events []nodes.Event) error {
+func (c command) showEvents(events []nodes.Event) error {
 	if len(events) > 0 {
-		c.printf("\nEvents\n")
+		c.Printf("\nEvents\n")
 	}
 	for _, e := range events {
-		c.printf("%s %s\n", e.At.Format(time.DateTime), e)
+		c.Printf("%s %s\n", e.At.Format(time.DateTime), e)
 	}
 	return nil
 }
@@ -294,8 +295,8 @@ type nodeDescription struct {
 	Events       []nodes.Event      `json:"events"`
 }
 
-func (c *cli) describeNode(ctx context.Context, name string) error {
-	return c.withBus(ctx, func(b *bus.Bus, _ server) error {
+func (c command) describeNode(ctx context.Context, name string) error {
+	return c.WithBus(ctx, func(b *bus.Bus, _ cli.Server) error {
 		client, err := placement.NewClient(b, "")
 		if err != nil {
 			return err
@@ -340,14 +341,14 @@ func (c *cli) describeNode(ctx context.Context, name string) error {
 			}
 		}
 		d.Events = append(d.Events, eventsAbout(ctx, b, func(e nodes.Event) bool { return e.Node == name })...)
-		if c.json {
-			return c.printJSON(d)
+		if c.JSON {
+			return c.PrintJSON(d)
 		}
 		return c.showNode(d)
 	})
 }
 
-func (c *cli) showNode(d nodeDescription) error {
+func (c command) showNode(d nodeDescription) error {
 	c.field("node", "%s", d.Report.Node)
 	c.field("state", "%s", d.Overview.State)
 	if d.Overview.Why != "" {
@@ -355,7 +356,7 @@ func (c *cli) showNode(d nodeDescription) error {
 	}
 	c.field("rank", "%d", d.Rank)
 	c.field("labels", "%s", cmp.Or(labelsText(d.Report.Labels), "–"))
-	c.field("resources", "%d CPUs, %s memory, %s", d.Report.CPUs, d.Report.Memory, counted(len(d.Report.Devices), "device"))
+	c.field("resources", "%d CPUs, %s memory, %s", d.Report.CPUs, d.Report.Memory, cli.Counted(len(d.Report.Devices), "device"))
 	if h := d.Host; h == nil {
 		c.field("agent", "it does not answer: %s", d.Problem)
 	} else {
@@ -370,7 +371,7 @@ func (c *cli) showNode(d nodeDescription) error {
 		c.field("cordon", "%s", cordon)
 	}
 	if len(d.Rows) > 0 {
-		c.printf("\nDevices\n%s", gpu.Table(d.Rows))
+		c.Printf("\nDevices\n%s", gpu.Table(d.Rows))
 	}
 	var rows [][]string
 	for _, w := range d.Overview.Workers {
@@ -399,8 +400,8 @@ type reservationDescription struct {
 	Place   int                `json:"place,omitempty"` // in the queue, from 1
 }
 
-func (c *cli) describeReservation(ctx context.Context, id string) error {
-	return c.withBus(ctx, func(b *bus.Bus, _ server) error {
+func (c command) describeReservation(ctx context.Context, id string) error {
+	return c.WithBus(ctx, func(b *bus.Bus, _ cli.Server) error {
 		list, err := listReservations(ctx, b, "")
 		if err != nil {
 			return err
@@ -418,9 +419,9 @@ func (c *cli) describeReservation(ctx context.Context, id string) error {
 		}
 		switch {
 		case d.Held == nil && d.Waiting == nil:
-			return bus.Errorf(bus.CodeNotFound, "no reservation %q; %s", id, thereAre(ids))
-		case c.json:
-			return c.printJSON(d)
+			return bus.Errorf(bus.CodeNotFound, "no reservation %q; %s", id, cli.ThereAre(ids))
+		case c.JSON:
+			return c.PrintJSON(d)
 		case d.Held != nil:
 			return c.showReservation(*d.Held)
 		}
@@ -429,7 +430,7 @@ func (c *cli) describeReservation(ctx context.Context, id string) error {
 	})
 }
 
-func (c *cli) showReservation(r placement.Record) error {
+func (c command) showReservation(r placement.Record) error {
 	c.field("reservation", "%s", r.ID)
 	c.field("namespace", "%s", cmp.Or(r.Namespace, "–"))
 	c.field("holder", "%s", r.Holder)
@@ -443,11 +444,11 @@ func (c *cli) showReservation(r placement.Record) error {
 	c.field("priority", "%d", r.Priority)
 	c.field("token", "%d", r.Token)
 	c.field("devices", "%s nodes", deviceCount(r))
-	c.printf("\nWorkers\n")
+	c.Printf("\nWorkers\n")
 	return c.workersTable(r.Workers)
 }
 
-func (c *cli) showWaiting(w placement.Waiting, place int) {
+func (c command) showWaiting(w placement.Waiting, place int) {
 	c.field("reservation", "%s", w.ID)
 	c.field("namespace", "%s", cmp.Or(w.Namespace, "–"))
 	c.field("holder", "%s", w.Holder)
@@ -456,23 +457,23 @@ func (c *cli) showWaiting(w placement.Waiting, place int) {
 	c.field("devices", "%s", w.Devices)
 	c.field("why", "%s", w.Wait.Text)
 	for _, o := range w.Wait.WaitsFor {
-		c.printf("  %s\n", o)
+		c.Printf("  %s\n", o)
 	}
 }
 
 // completeNode and completeReservation complete names from the placement service.
-func (c *cli) completeNode(cmd *cobra.Command, words []string, _ string) ([]string, cobra.ShellCompDirective) {
+func (c command) completeNode(cmd *cobra.Command, words []string, _ string) ([]string, cobra.ShellCompDirective) {
 	return c.completePlacement(cmd, words, func(ctx context.Context, client *placement.Client) ([]string, error) {
 		list, err := client.Nodes(ctx)
 		var names []string
 		for _, n := range list {
-			names = append(names, fmt.Sprintf("%s\t%s, %s", n.Report.Node, cmp.Or(string(n.State), "ready"), counted(len(n.Report.Devices), "device")))
+			names = append(names, fmt.Sprintf("%s\t%s, %s", n.Report.Node, cmp.Or(string(n.State), "ready"), cli.Counted(len(n.Report.Devices), "device")))
 		}
 		return names, err
 	})
 }
 
-func (c *cli) completeReservation(cmd *cobra.Command, words []string, _ string) ([]string, cobra.ShellCompDirective) {
+func (c command) completeReservation(cmd *cobra.Command, words []string, _ string) ([]string, cobra.ShellCompDirective) {
 	return c.completePlacement(cmd, words, func(ctx context.Context, client *placement.Client) ([]string, error) {
 		list, err := client.List(ctx)
 		var names []string
@@ -486,13 +487,13 @@ func (c *cli) completeReservation(cmd *cobra.Command, words []string, _ string) 
 	})
 }
 
-func (c *cli) completePlacement(cmd *cobra.Command, words []string, names func(context.Context, *placement.Client) ([]string, error)) (out []string, d cobra.ShellCompDirective) {
+func (c command) completePlacement(cmd *cobra.Command, words []string, names func(context.Context, *placement.Client) ([]string, error)) (out []string, d cobra.ShellCompDirective) {
 	if len(words) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	ctx, cancel := context.WithTimeout(cmd.Context(), completionWait)
+	ctx, cancel := context.WithTimeout(cmd.Context(), cli.CompletionWait)
 	defer cancel()
-	err := c.withPlacement(ctx, true, func(client *placement.Client) (err error) {
+	err := c.WithPlacement(ctx, true, func(client *placement.Client) (err error) {
 		out, err = names(ctx, client)
 		return err
 	})

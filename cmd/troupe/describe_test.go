@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"troupe/cmd/troupe/cli"
 	"troupe/roles"
 )
 
@@ -43,7 +44,7 @@ func TestDescribe(t *testing.T) {
 	doneCh := make(chan int, 1)
 	go func() {
 		var out, errs screen
-		doneCh <- execute(ctx, []string{"reserve", "--bundles", "2", "--devices", "1", "--id", "later", "--wait", "1m"}, &cli{out: &out, err: &errs, env: u.getenv})
+		doneCh <- execute(ctx, []string{"reserve", "--bundles", "2", "--devices", "1", "--id", "later", "--wait", "1m"}, &cli.CLI{Out: &out, Err: &errs, Env: u.getenv})
 	}()
 	require.Eventually(t, func() bool {
 		out, _, _ := u.run("describe", "reservation", "later")
@@ -103,7 +104,7 @@ func TestWatch(t *testing.T) {
 		var out, errs screen
 		doneCh := make(chan int, 1)
 		go func() {
-			doneCh <- execute(ctx, []string{command, "--watch", "--every", "100ms"}, &cli{out: &out, err: &errs, env: u.getenv})
+			doneCh <- execute(ctx, []string{command, "--watch", "--every", "100ms"}, &cli.CLI{Out: &out, Err: &errs, Env: u.getenv})
 		}()
 		require.Eventually(t, func() bool { return strings.Count(out.String(), "\x1b[H") >= 3 }, 10*time.Second, 10*time.Millisecond, command)
 		cancel()
@@ -119,10 +120,10 @@ func TestWatch(t *testing.T) {
 }
 
 func TestCut(t *testing.T) {
-	require.Equal(t, "abc\nde\n", cut("abc\nde\n", 0, 0))
-	require.Equal(t, "ab…\näöü\n", cut("abcd\näöü\n", 3, 0))
-	require.Equal(t, "1\n2\n… 3 more lines\n", cut("1\n2\n3\n4\n5\n", 80, 4))
-	require.Equal(t, "1\n2\n3\n", cut("1\n2\n3\n", 80, 4))
+	require.Equal(t, "abc\nde\n", cli.Cut("abc\nde\n", 0, 0))
+	require.Equal(t, "ab…\näöü\n", cli.Cut("abcd\näöü\n", 3, 0))
+	require.Equal(t, "1\n2\n… 3 more lines\n", cli.Cut("1\n2\n3\n4\n5\n", 80, 4))
+	require.Equal(t, "1\n2\n3\n", cli.Cut("1\n2\n3\n", 80, 4))
 }
 
 // completed is what the shell would offer for the last word.

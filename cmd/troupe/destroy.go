@@ -7,10 +7,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"troupe/bus"
+	"troupe/cmd/troupe/cli"
 	"troupe/roles"
 )
 
-func newDestroy(c *cli) *cobra.Command {
+func newDestroy(c command) *cobra.Command {
 	var timeout time.Duration
 	var now bool
 	cmd := &cobra.Command{
@@ -22,26 +23,26 @@ role's grace; with --now the workers are killed at once. A failed role is remove
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if timeout <= 0 {
-				return usagef("--timeout %s: must be positive", timeout)
+				return cli.Usagef("--timeout %s: must be positive", timeout)
 			}
 			if err := bus.CheckRoleName(args[0]); err != nil {
-				return &usageError{err}
+				return cli.Usagef("%w", err)
 			}
 			return c.destroy(cmd.Context(), args[0], timeout, now)
 		},
 		ValidArgsFunction: c.completeRole,
 	}
-	c.serverFlags(cmd)
+	c.ServerFlags(cmd)
 	cmd.Flags().DurationVar(&timeout, "timeout", time.Minute, "give up after this time")
 	cmd.Flags().BoolVar(&now, "now", false, "kill the workers with SIGKILL; running calls fail")
-	c.jsonFlag(cmd, "say it on one line of JSON")
+	c.JSONFlag(cmd, "say it on one line of JSON")
 	return cmd
 }
 
-func (c *cli) destroy(ctx context.Context, role string, timeout time.Duration, now bool) error {
+func (c command) destroy(ctx context.Context, role string, timeout time.Duration, now bool) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	return c.withRuntime(ctx, func(rt *roles.Runtime) error {
+	return c.WithRuntime(ctx, func(rt *roles.Runtime) error {
 		cluster, err := rt.Attach(ctx, role)
 		if err != nil {
 			return err
@@ -54,10 +55,10 @@ func (c *cli) destroy(ctx context.Context, role string, timeout time.Duration, n
 			return err
 		}
 		took := time.Since(begun).Round(time.Millisecond)
-		if c.json {
-			return c.printJSON(map[string]any{"role": role, "workers": cluster.WorldSize(), "took_ms": took.Milliseconds()})
+		if c.JSON {
+			return c.PrintJSON(map[string]any{"role": role, "workers": cluster.WorldSize(), "took_ms": took.Milliseconds()})
 		}
-		c.printf("role %s is gone, with its %d workers, after %s\n", role, cluster.WorldSize(), took)
+		c.Printf("role %s is gone, with its %d workers, after %s\n", role, cluster.WorldSize(), took)
 		return nil
 	})
 }

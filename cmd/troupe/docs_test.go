@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"troupe/cmd/troupe/cli"
+
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
@@ -49,7 +51,7 @@ func TestDocumentedCommands(t *testing.T) {
 			visit(sub)
 		}
 	}
-	visit(newRoot(&cli{}))
+	visit(newRoot(&cli.CLI{}))
 }
 
 var link = regexp.MustCompile(`\]\(([\w./-]+)(?:#[\w-]+)?\)`)

@@ -13,8 +13,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"troupe/bus"
+	"troupe/cmd/troupe/cli"
 	"troupe/cmd/troupe/dashboard"
 	"troupe/cmd/troupe/doctor"
+	"troupe/cmd/troupe/head"
 	"troupe/nodes"
 	"troupe/pipeline"
 	"troupe/placement"
@@ -46,7 +48,7 @@ type checked struct {
 	ListenedS float64 `json:"listened_s"`
 }
 
-func newDoctor(c *cli) *cobra.Command {
+func newDoctor(c command) *cobra.Command {
 	var listen time.Duration
 	cmd := &cobra.Command{
 		Use:   "doctor",
@@ -61,29 +63,29 @@ command line.`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if listen < 0 || listen > time.Minute {
-				return usagef("--listen %v: give 0s to 1m", listen)
+				return cli.Usagef("--listen %v: give 0s to 1m", listen)
 			}
 			return c.doctor(cmd.Context(), listen)
 		},
 	}
 	cmd.Flags().DurationVar(&listen, "listen", 5*time.Second, "how long to collect heartbeats of workers; under 4s no rank is called silent")
-	c.serverFlags(cmd)
-	c.jsonFlag(cmd, "print one JSON object: at, url, healthy, checked and findings")
+	c.ServerFlags(cmd)
+	c.JSONFlag(cmd, "print one JSON object: at, url, healthy, checked and findings")
 	return cmd
 }
 
-func (c *cli) doctor(ctx context.Context, listen time.Duration) error {
-	b, s, err := c.open(ctx)
+func (c command) doctor(ctx context.Context, listen time.Duration) error {
+	b, s, err := c.Open(ctx)
 	if err != nil {
-		var usage *usageError
+		var usage *cli.UsageError
 		if errors.As(err, &usage) || ctx.Err() != nil {
 			return err
 		}
 		found := []doctor.Finding{{
-			Severity: doctor.Failure, Code: "nats_unreachable", Subject: "NATS " + bus.Redact(s.bus.URLs...), Text: "the server cannot be reached, so that nothing else was checked",
+			Severity: doctor.Failure, Code: "nats_unreachable", Subject: "NATS " + bus.Redact(s.Bus.URLs...), Text: "the server cannot be reached, so that nothing else was checked",
 			Evidence: []string{err.Error()}, Next: "troupe up, or systemctl status troupe-head on its machine",
 		}}
-		return c.showDiagnosis(diagnosis{At: time.Now().UTC(), URL: bus.Redact(s.bus.URLs...), Findings: found})
+		return c.showDiagnosis(diagnosis{At: time.Now().UTC(), URL: bus.Redact(s.Bus.URLs...), Findings: found})
 	}
 	defer func() { _ = b.Close() }() // fails only if the server is gone
 	facts, err := collectFacts(ctx, b, listen)
@@ -175,7 +177,7 @@ func lateFacts(ctx context.Context, b *bus.Bus, all []doctor.Role) {
 
 func headFacts(ctx context.Context, b *bus.Bus) *doctor.Head {
 	sent := time.Now()
-	status := askHead(ctx, b)
+	status := head.Ask(ctx, b)
 	took := time.Since(sent)
 	if status == nil {
 		return nil
@@ -265,7 +267,7 @@ func leaseFacts(ctx context.Context, b *bus.Bus) ([]doctor.Lease, error) {
 	return out, err
 }
 
-func (c *cli) showDiagnosis(d diagnosis) error {
+func (c command) showDiagnosis(d diagnosis) error {
 	failures := 0
 	for _, f := range d.Findings {
 		if f.Severity == doctor.Failure {
@@ -273,33 +275,33 @@ func (c *cli) showDiagnosis(d diagnosis) error {
 		}
 	}
 	d.Healthy = failures == 0
-	if c.json {
-		if err := c.printJSON(d); err != nil {
+	if c.JSON {
+		if err := c.PrintJSON(d); err != nil {
 			return err
 		}
 	} else {
 		c.printDiagnosis(d, failures)
 	}
 	if failures > 0 {
-		return &exitError{problemsFound}
+		return &cli.ExitError{Code: problemsFound}
 	}
 	return nil
 }
 
-func (c *cli) printDiagnosis(d diagnosis, failures int) {
+func (c command) printDiagnosis(d diagnosis, failures int) {
 	for _, f := range d.Findings {
-		c.printf("%s  %s: %s\n", strings.ToUpper(string(f.Severity)), f.Subject, f.Text)
+		c.Printf("%s  %s: %s\n", strings.ToUpper(string(f.Severity)), f.Subject, f.Text)
 		for _, e := range f.Evidence {
 			if e != "" {
-				c.printf("         %s\n", e)
+				c.Printf("         %s\n", e)
 			}
 		}
-		c.printf("         next: %s\n", f.Next)
+		c.Printf("         next: %s\n", f.Next)
 	}
 	if len(d.Findings) > 0 {
-		c.printf("\n")
+		c.Printf("\n")
 	}
 	k := d.Checked
-	c.printf("%s and %s; looked at %s, %s with %s, and %s of %s\n", counted(failures, "failure"), counted(len(d.Findings)-failures, "warning"),
-		counted(k.Nodes, "node"), counted(k.Roles, "role"), counted(k.Ranks, "rank"), counted(k.Pipelines, "pipeline"), d.URL)
+	c.Printf("%s and %s; looked at %s, %s with %s, and %s of %s\n", cli.Counted(failures, "failure"), cli.Counted(len(d.Findings)-failures, "warning"),
+		cli.Counted(k.Nodes, "node"), cli.Counted(k.Roles, "role"), cli.Counted(k.Ranks, "rank"), cli.Counted(k.Pipelines, "pipeline"), d.URL)
 }

@@ -15,6 +15,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/cmd/troupe/cli"
 	"troupe/cmd/troupe/doctor"
 	"troupe/dispatch"
 	"troupe/roles"
@@ -62,9 +63,9 @@ func TestDoctorFindsTheRankThatHoldsUpACollective(t *testing.T) {
 			return actors.None{}, ctx.Err()
 		}
 	})
-	s, err := (&cli{err: t.Output(), env: u.getenv}).server()
+	s, err := (&cli.CLI{Err: t.Output(), Env: u.getenv}).Server()
 	require.NoError(t, err)
-	rt, err := roles.Open(t.Context(), roles.Config{BusConfig: s.bus, Namespace: s.namespace, Name: "a test", Classes: []*actors.Class{class.Class}})
+	rt, err := roles.Open(t.Context(), roles.Config{BusConfig: s.Bus, Namespace: s.Namespace, Name: "a test", Classes: []*actors.Class{class.Class}})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, rt.Close(context.Background())) }()
 	cluster, err := rt.Create(t.Context(), roles.Spec{Name: "train", Class: "trainer", World: 8})
@@ -164,7 +165,7 @@ func TestVersionOfAgents(t *testing.T) {
 	var view overview
 	require.NoError(t, json.Unmarshal([]byte(u.output("status", "--json")), &view))
 	require.Equal(t, view.Head.Version, view.Nodes[0].Version)
-	require.FileExists(t, filepath.Join(head.Store, "agent", agentLog))
+	require.FileExists(t, filepath.Join(head.Store, "agent", "agent.log"))
 	_, err = os.Stat(head.Store)
 	require.NoError(t, err)
 }

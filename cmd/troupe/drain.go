@@ -10,11 +10,15 @@ import (
 	"github.com/spf13/cobra"
 
 	"troupe/bus"
+	"troupe/cmd/troupe/cli"
 	"troupe/nodes"
 	"troupe/placement"
 )
 
 // drainFlags are the flags of drain.
+// drainPoll is the interval of asking whether workers have ended.
+const drainPoll = 100 * time.Millisecond
+
 type drainFlags struct {
 	why   string
 	by    string
@@ -22,7 +26,7 @@ type drainFlags struct {
 	grace time.Duration
 }
 
-func newDrain(c *cli) *cobra.Command {
+func newDrain(c command) *cobra.Command {
 	var flags drainFlags
 	cmd := &cobra.Command{
 		Use:   "drain NODE",
@@ -35,10 +39,10 @@ cause. Drain prints how many workers are left, and returns when there are none. 
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := bus.CheckName("node", args[0]); err != nil {
-				return &usageError{err}
+				return cli.Usagef("%w", err)
 			}
 			if flags.wait < 0 || flags.grace < 0 {
-				return usagef("--wait %v and --grace %v must not be negative", flags.wait, flags.grace)
+				return cli.Usagef("--wait %v and --grace %v must not be negative", flags.wait, flags.grace)
 			}
 			flags.by = cmp.Or(flags.by, c.whoami())
 			return c.drain(cmd.Context(), args[0], flags)
@@ -49,13 +53,13 @@ cause. Drain prints how many workers are left, and returns when there are none. 
 	cmd.Flags().StringVar(&flags.by, "by", "", "name of the operator (default you)")
 	cmd.Flags().DurationVar(&flags.wait, "wait", 0, "how long workers may take to end by themselves")
 	cmd.Flags().DurationVar(&flags.grace, "grace", 10*time.Second, "how long they may take to end after SIGINT")
-	c.serverFlags(cmd)
-	c.jsonFlag(cmd, "print one JSON object at the end: node, ended and stopped")
+	c.ServerFlags(cmd)
+	c.JSONFlag(cmd, "print one JSON object at the end: node, ended and stopped")
 	return cmd
 }
 
-func (c *cli) drain(ctx context.Context, node string, f drainFlags) error {
-	return c.withBus(ctx, func(b *bus.Bus, _ server) error {
+func (c command) drain(ctx context.Context, node string, f drainFlags) error {
+	return c.WithBus(ctx, func(b *bus.Bus, _ cli.Server) error {
 		client, err := placement.NewClient(b, "")
 		if err != nil {
 			return err
@@ -65,7 +69,7 @@ func (c *cli) drain(ctx context.Context, node string, f drainFlags) error {
 			return err
 		}
 		if _, err := client.Cordon(ctx, placement.Cordon{Node: node, Why: cmp.Or(f.why, "drained"), By: f.by}); err != nil {
-			return usageIfInvalid(err)
+			return cli.UsageIfInvalid(err)
 		}
 		agent := nodes.NewClient(b)
 		before, left, err := c.awaitEnds(ctx, agent, node, f.wait)
@@ -73,8 +77,8 @@ func (c *cli) drain(ctx context.Context, node string, f drainFlags) error {
 			return err
 		}
 		if len(left) > 0 {
-			if !c.json {
-				c.printf("%s: ending %s\n", node, counted(len(left), "worker"))
+			if !c.JSON {
+				c.Printf("%s: ending %s\n", node, cli.Counted(len(left), "worker"))
 			}
 			why := fmt.Sprintf("node %s is drained by %s", node, f.by)
 			if f.why != "" {
@@ -84,10 +88,10 @@ func (c *cli) drain(ctx context.Context, node string, f drainFlags) error {
 				return err
 			}
 		}
-		if c.json {
-			return c.printJSON(map[string]any{"node": node, "ended": before - len(left), "stopped": len(left)})
+		if c.JSON {
+			return c.PrintJSON(map[string]any{"node": node, "ended": before - len(left), "stopped": len(left)})
 		}
-		c.printf("%s is drained\n", node)
+		c.Printf("%s is drained\n", node)
 		return nil
 	})
 }
@@ -104,11 +108,11 @@ func checkNode(ctx context.Context, client *placement.Client, node string) error
 			return nil
 		}
 	}
-	return bus.Errorf(bus.CodeNotFound, "no node %q; %s", node, thereAre(names))
+	return bus.Errorf(bus.CodeNotFound, "no node %q; %s", node, cli.ThereAre(names))
 }
 
 // awaitEnds waits for workers to end by themselves. It returns how many there were, and the workers that are left.
-func (c *cli) awaitEnds(ctx context.Context, agent *nodes.Client, node string, most time.Duration) (before int, left []nodes.WorkerID, err error) {
+func (c command) awaitEnds(ctx context.Context, agent *nodes.Client, node string, most time.Duration) (before int, left []nodes.WorkerID, err error) {
 	end, reported := time.Now().Add(most), -1
 	for {
 		all, err := agent.Running(ctx, node)
@@ -123,14 +127,14 @@ func (c *cli) awaitEnds(ctx context.Context, agent *nodes.Client, node string, m
 		if len(left) == 0 || !time.Now().Before(end) {
 			return before, left, nil
 		}
-		if len(left) != reported && !c.json {
+		if len(left) != reported && !c.JSON {
 			reported = len(left)
-			c.printf("%s: left: %s\n", node, counted(reported, "worker"))
+			c.Printf("%s: left: %s\n", node, cli.Counted(reported, "worker"))
 		}
 		select {
 		case <-ctx.Done():
 			return before, left, ctx.Err()
-		case <-time.After(nodesPoll):
+		case <-time.After(drainPoll):
 		}
 	}
 }

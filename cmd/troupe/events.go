@@ -7,10 +7,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"troupe/bus"
+	"troupe/cmd/troupe/cli"
 	"troupe/nodes"
 )
 
-func newEvents(c *cli) *cobra.Command {
+func newEvents(c command) *cobra.Command {
 	var follow bool
 	var since string
 	cmd := &cobra.Command{
@@ -25,23 +26,23 @@ A bounded number is kept.`,
 			if err != nil {
 				return err
 			}
-			return c.events(cmd.Context(), nodes.EventQuery{Namespace: c.namespace, Since: at, Follow: follow})
+			return c.events(cmd.Context(), nodes.EventQuery{Namespace: c.Namespace, Since: at, Follow: follow})
 		},
 	}
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "print new events too, until Ctrl-C")
 	cmd.Flags().StringVar(&since, "since", "", "from this time on: a duration such as 10m, or a time such as 2006-01-02T15:04:05Z")
-	c.serverFlags(cmd)
-	c.jsonFlag(cmd, "print one JSON object an event")
+	c.ServerFlags(cmd)
+	c.JSONFlag(cmd, "print one JSON object an event")
 	return cmd
 }
 
-func (c *cli) events(ctx context.Context, q nodes.EventQuery) error {
-	return c.withBus(ctx, func(b *bus.Bus, _ server) error {
+func (c command) events(ctx context.Context, q nodes.EventQuery) error {
+	return c.WithBus(ctx, func(b *bus.Bus, _ cli.Server) error {
 		return nodes.ReadEvents(ctx, b, q, func(e nodes.Event) error {
-			if c.json {
-				return c.printJSON(e)
+			if c.JSON {
+				return c.PrintJSON(e)
 			}
-			c.printf("%s %s\n", e.At.Format(time.DateTime), e)
+			c.Printf("%s %s\n", e.At.Format(time.DateTime), e)
 			return nil
 		})
 	})

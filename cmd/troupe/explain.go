@@ -7,6 +7,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"troupe/cmd/troupe/cli"
+	"troupe/cmd/troupe/head"
 	"troupe/gpu"
 	"troupe/nodes"
 	"troupe/nodes/protocol"
@@ -14,7 +16,7 @@ import (
 	"troupe/placement/planner"
 )
 
-func newExplain(c *cli) *cobra.Command {
+func newExplain(c command) *cobra.Command {
 	var f requestFlags
 	var spec string
 	cmd := &cobra.Command{
@@ -38,20 +40,20 @@ With --nodes it needs no head, and decides on simulated nodes or on this machine
 	}
 	f.add(cmd)
 	cmd.Flags().StringVar(&spec, "nodes", "", "explain without a head, on sim:NODESxDEVICES, auto or a FILE of devices")
-	c.serverFlags(cmd)
-	c.jsonFlag(cmd, "print one JSON object: granted, reasons, workers and what it waits for")
+	c.ServerFlags(cmd)
+	c.JSONFlag(cmd, "print one JSON object: granted, reasons, workers and what it waits for")
 	return cmd
 }
 
-func (c *cli) explain(ctx context.Context, r placement.Request, spec string) error {
+func (c command) explain(ctx context.Context, r placement.Request, spec string) error {
 	if spec != "" {
 		x, err := explainOffline(ctx, r, spec)
 		if err != nil {
-			return usageIfInvalid(err)
+			return cli.UsageIfInvalid(err)
 		}
 		return c.showExplanation(x)
 	}
-	return c.withPlacement(ctx, false, func(client *placement.Client) error {
+	return c.WithPlacement(ctx, false, func(client *placement.Client) error {
 		x, err := client.Explain(ctx, r)
 		if err != nil {
 			return err
@@ -62,18 +64,18 @@ func (c *cli) explain(ctx context.Context, r placement.Request, spec string) err
 
 // explainOffline decides on nodes without reservations.
 func explainOffline(ctx context.Context, r placement.Request, spec string) (placement.Explanation, error) {
-	inventories, err := openDevices(spec, "", "")
+	inventories, err := head.OpenDevices(spec, "", "")
 	if err != nil {
-		return placement.Explanation{}, &usageError{err}
+		return placement.Explanation{}, cli.Usagef("%w", err)
 	}
-	defer closeDevices(inventories)
+	defer head.CloseDevices(inventories)
 	reports := make([]protocol.Report, len(inventories))
 	for i, inventory := range inventories {
 		devices, err := inventory.Devices(ctx)
 		if err != nil {
 			return placement.Explanation{}, err
 		}
-		reports[i] = protocol.Report{Node: nodeName(nodes.HostName(), i, len(inventories)), CPUs: 64, Memory: 512 * gpu.GiB, Devices: devices}
+		reports[i] = protocol.Report{Node: head.NodeName(nodes.HostName(), i, len(inventories)), CPUs: 64, Memory: 512 * gpu.GiB, Devices: devices}
 		if len(inventories) > 1 {
 			reports[i].Node = "node-" + strconv.Itoa(i)
 		}
@@ -82,53 +84,53 @@ func explainOffline(ctx context.Context, r placement.Request, spec string) (plac
 	return placement.Explanation{Plan: plan}, err
 }
 
-func (c *cli) showExplanation(x placement.Explanation) error {
-	if c.json {
-		return c.printJSON(x)
+func (c command) showExplanation(x placement.Explanation) error {
+	if c.JSON {
+		return c.PrintJSON(x)
 	}
 	if x.Held != nil {
-		c.printf("reservation %s is there already: %s since %s\n", x.Held.ID, x.Held.State, age(x.Held.Since))
+		c.Printf("reservation %s is there already: %s since %s\n", x.Held.ID, x.Held.State, cli.Age(x.Held.Since))
 	}
 	if !x.Granted {
 		c.printRefusal(x)
 		return nil
 	}
-	c.printf("yes: it would be granted now\n")
+	c.Printf("yes: it would be granted now\n")
 	if x.Unmet != "" {
-		c.printf("but %s\n", x.Unmet)
+		c.Printf("but %s\n", x.Unmet)
 	}
 	return c.workersTable(x.Workers)
 }
 
 // printRefusal prints the reasons, node by node, and what the request would wait for.
-func (c *cli) printRefusal(x placement.Explanation) {
+func (c command) printRefusal(x placement.Explanation) {
 	switch {
 	case x.Never:
-		c.printf("no, and never: nothing that could be released or repaired would be enough\n")
+		c.Printf("no, and never: nothing that could be released or repaired would be enough\n")
 	case x.Position > 0:
-		c.printf("not now: it would wait at place %d of the queue: %s\n", x.Position, x.Wait.Text)
+		c.Printf("not now: it would wait at place %d of the queue: %s\n", x.Position, x.Wait.Text)
 	default:
-		c.printf("not now\n")
+		c.Printf("not now\n")
 	}
 	for _, reason := range x.Reasons {
 		where := ""
 		if reason.Node != "" {
 			where = reason.Node + ": "
 		}
-		c.printf("  %s%s\n", where, reason.Text)
+		c.Printf("  %s%s\n", where, reason.Text)
 	}
 	if len(x.WaitsFor) > 0 {
-		c.printf("it waits for:\n")
+		c.Printf("it waits for:\n")
 	}
 	for _, o := range x.WaitsFor {
 		since := ""
 		if !o.Since.IsZero() {
 			since = ", for " + time.Since(o.Since).Round(time.Second).String()
 		}
-		c.printf("  %s%s\n", o, since)
+		c.Printf("  %s%s\n", o, since)
 	}
 	for _, id := range x.Preempts {
-		c.printf("  it would send away %s\n", id)
+		c.Printf("  it would send away %s\n", id)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -89,13 +90,13 @@ func TestStuckHeadReplacesItself(t *testing.T) {
 	if disk == "" {
 		return
 	}
-	g := &granter{shell: newShell(t).with(hangStoreEnv, "2s")}
+	g := &granter{shell: newShell(t).with("TROUPE_TEST_HANG_STORE", "2s")}
 	defer g.close()
 	cmd, out := g.process("up", "--json", "--gpus", "sim:1x8", "--name", "host", "--listen", "127.0.0.1:0", "--store", disk, "--store-limit", "2GiB")
 	require.NoError(t, json.Unmarshal([]byte(out.line(t, out.String)), &g.head))
-	agent := &ownAgent{spec: agentSpec{Dir: filepath.Join(disk, "agent")}}
-	before, running := agent.there()
-	require.True(t, running)
+	agentLock := filepath.Join(disk, "agent", "lock")
+	before := agentOf(t, disk)
+	require.True(t, isLocked(agentLock))
 	c := g.client("here")
 	request := placement.Request{Bundles: []placement.Bundle{{Devices: 1000}}}
 	kept, err := c.Reserve(t.Context(), request)
@@ -121,9 +122,8 @@ func TestStuckHeadReplacesItself(t *testing.T) {
 	require.NoError(t, json.Unmarshal([]byte(line), &next))
 	require.Equal(t, g.head, next, "the address, the token and the process id stay")
 	require.Equal(t, cmd.Process.Pid, next.PID)
-	after, running := agent.there()
-	require.True(t, running)
-	require.Equal(t, before.PID, after.PID, "the agent stays")
+	require.True(t, isLocked(agentLock))
+	require.Equal(t, before, agentOf(t, disk), "the agent stays")
 	_, err = c.Reserve(ctx, request)
 	require.NoError(t, err, "the client of the head before is served")
 	list, err := c.List(ctx)
@@ -131,7 +131,17 @@ func TestStuckHeadReplacesItself(t *testing.T) {
 	require.True(t, slices.ContainsFunc(list.Records, func(r placement.Record) bool { return r.ID == kept.ID }), "what was granted before is still held")
 	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
 	require.NoError(t, cmd.Wait(), "the new head ends in order")
-	require.False(t, locked(filepath.Join(disk, "agent", "lock")), "and its agent with it")
+	require.False(t, isLocked(agentLock), "and its agent with it")
+}
+
+// isLocked reports whether a process holds the lock of a file.
+func isLocked(path string) bool {
+	f, err := os.Open(path)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = f.Close() }() // releases the lock
+	return errors.Is(syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB), syscall.EWOULDBLOCK)
 }
 
 // A head that replaced itself while the disk is still full waits for space: nothing else would start it again.
@@ -142,9 +152,9 @@ func TestReplacedHeadWaitsForSpace(t *testing.T) {
 		return
 	}
 	free := bustest.FillDisk(t, disk)
-	u := newShell(t).with(replacedEnv, "1")
+	u := newShell(t).with("TROUPE_HEAD_REPLACED", "1")
 	cmd, out := u.process("up", "--json", "--no-agent", "--listen", "127.0.0.1:0", "--store", disk, "--store-limit", "2GiB")
-	for late := time.Now().Add(20 * time.Second); !locked(filepath.Join(disk, "lock")); {
+	for late := time.Now().Add(20 * time.Second); !isLocked(filepath.Join(disk, "lock")); {
 		require.True(t, time.Now().Before(late), "the head does not start")
 		time.Sleep(10 * time.Millisecond) // the file may not be there yet
 	}

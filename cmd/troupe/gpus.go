@@ -6,12 +6,13 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"troupe/cmd/troupe/cli"
 	"troupe/gpu"
 	"troupe/placement"
 )
 
-func newGPUs(c *cli) *cobra.Command {
-	var watch watchFlags
+func newGPUs(c command) *cobra.Command {
+	var watch cli.WatchFlags
 	cmd := &cobra.Command{
 		Use:   "gpus",
 		Short: "Show the devices of all nodes, their state and their holders",
@@ -20,27 +21,27 @@ hold it, and its faults. The last column of a node that is not ready has the rea
 		Example: "  troupe gpus\n  troupe gpus --watch\n  troupe gpus --json | jq -r 'select(.held_by == null) | .device.uuid'",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return c.repeat(cmd.Context(), watch, c.gpus)
+			return c.Repeat(cmd.Context(), watch, c.gpus)
 		},
 	}
-	watch.add(cmd)
-	c.serverFlags(cmd)
-	c.jsonFlag(cmd, "print one JSON object a device instead of a table")
+	watch.Add(cmd)
+	c.ServerFlags(cmd)
+	c.JSONFlag(cmd, "print one JSON object a device instead of a table")
 	return cmd
 }
 
-func (c *cli) gpus(ctx context.Context) error {
-	return c.withPlacement(ctx, true, func(client *placement.Client) error {
+func (c command) gpus(ctx context.Context) error {
+	return c.WithPlacement(ctx, true, func(client *placement.Client) error {
 		rows, err := deviceRows(ctx, client)
 		if err != nil {
 			return err
 		}
-		if !c.json {
-			c.printf("%s", gpu.Table(rows))
+		if !c.JSON {
+			c.Printf("%s", gpu.Table(rows))
 			return nil
 		}
 		for _, row := range rows {
-			if err := c.printJSON(row); err != nil {
+			if err := c.PrintJSON(row); err != nil {
 				return err
 			}
 		}

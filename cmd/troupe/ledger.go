@@ -2,18 +2,14 @@ package main
 
 import (
 	"context"
-	"time"
 
 	"github.com/spf13/cobra"
 
-	"troupe/bus"
+	"troupe/cmd/troupe/cli"
 	"troupe/placement"
 )
 
-// ledgerAnswer bounds the wait of a starting head for the status of its ledger.
-const ledgerAnswer = 2 * time.Second
-
-func newLedger(c *cli) *cobra.Command {
+func newLedger(c command) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ledger [accept]",
 		Short: "Show whether the ledger of reservations is trusted, or accept it as it is",
@@ -29,28 +25,28 @@ its devices are granted only after it has reported.`,
 			ask := (*placement.Client).Ledger
 			if len(args) > 0 {
 				if args[0] != "accept" {
-					return usagef("%q: give no argument, or accept", args[0])
+					return cli.Usagef("%q: give no argument, or accept", args[0])
 				}
 				ask = (*placement.Client).AcceptLedger
 			}
 			return c.ledger(cmd.Context(), ask)
 		},
 	}
-	c.serverFlags(cmd)
-	c.jsonFlag(cmd, "print one JSON object: id, and of a ledger that is not trusted doubt, awaits and since")
+	c.ServerFlags(cmd)
+	c.JSONFlag(cmd, "print one JSON object: id, and of a ledger that is not trusted doubt, awaits and since")
 	return cmd
 }
 
-func (c *cli) ledger(ctx context.Context, ask func(*placement.Client, context.Context) (placement.LedgerStatus, error)) error {
-	return c.withPlacement(ctx, true, func(client *placement.Client) error {
+func (c command) ledger(ctx context.Context, ask func(*placement.Client, context.Context) (placement.LedgerStatus, error)) error {
+	return c.WithPlacement(ctx, true, func(client *placement.Client) error {
 		status, err := ask(client, ctx)
 		if err != nil {
 			return err
 		}
-		if c.json {
-			return c.printJSON(status)
+		if c.JSON {
+			return c.PrintJSON(status)
 		}
-		c.printf("%s\n", ledgerLine(status))
+		c.Printf("%s\n", ledgerLine(status))
 		return nil
 	})
 }
@@ -59,23 +55,7 @@ func (c *cli) ledger(ctx context.Context, ask func(*placement.Client, context.Co
 func ledgerLine(s placement.LedgerStatus) string {
 	line := "LEDGER " + s.String()
 	if s.Unconfirmed > 0 {
-		line += "; not confirmed yet: " + counted(s.Unconfirmed, "reservation")
+		line += "; not confirmed yet: " + cli.Counted(s.Unconfirmed, "reservation")
 	}
 	return line
-}
-
-// ownLedger is the status of the head's ledger; zero if the service does not answer in time.
-func ownLedger(ctx context.Context, b *bus.Bus) placement.LedgerStatus {
-	client, err := placement.NewClient(b, "")
-	if err != nil {
-		return placement.LedgerStatus{}
-	}
-	defer client.Close()
-	ctx, cancel := context.WithTimeout(ctx, ledgerAnswer)
-	defer cancel()
-	status, err := client.Ledger(ctx)
-	if err != nil {
-		return placement.LedgerStatus{}
-	}
-	return status
 }

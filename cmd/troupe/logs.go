@@ -3,8 +3,8 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"troupe/bus"
+	"troupe/cmd/troupe/cli"
 	"troupe/nodes"
 	"troupe/roles"
 )
@@ -24,7 +25,7 @@ type logFlags struct {
 	grep   string
 }
 
-func newLogs(c *cli) *cobra.Command {
+func newLogs(c command) *cobra.Command {
 	var flags logFlags
 	cmd := &cobra.Command{
 		Use:   "logs ROLE[/RANK]",
@@ -53,8 +54,8 @@ last runs.`,
 	cmd.Flags().StringVar(&flags.since, "since", "", "from this time on: a duration such as 10m, or a time such as 2006-01-02T15:04:05Z")
 	cmd.Flags().IntVar(&flags.tail, "tail", -1, "only the last N stored lines (default all)")
 	cmd.Flags().StringVar(&flags.grep, "grep", "", "only lines that match this regular expression")
-	c.serverFlags(cmd)
-	c.jsonFlag(cmd, "print one JSON object a line")
+	c.ServerFlags(cmd)
+	c.JSONFlag(cmd, "print one JSON object a line")
 	return cmd
 }
 
@@ -62,17 +63,17 @@ func (f logFlags) query(text string) (nodes.LogQuery, error) {
 	role, rankText, one := strings.Cut(text, "/")
 	q := nodes.LogQuery{Role: role, Rank: -1, Follow: f.follow}
 	if err := bus.CheckRoleName(role); err != nil {
-		return q, &usageError{err}
+		return q, cli.Usagef("%w", err)
 	}
 	if one {
 		rank, err := strconv.Atoi(rankText)
 		if err != nil || rank < 0 {
-			return q, usagef("%q: give ROLE, or ROLE/RANK with a rank counted from 0", text)
+			return q, cli.Usagef("%q: give ROLE, or ROLE/RANK with a rank counted from 0", text)
 		}
 		q.Rank = rank
 	}
 	if f.tail < -1 {
-		return q, usagef("--tail %d: give a number of lines, 0 or more", f.tail)
+		return q, cli.Usagef("--tail %d: give a number of lines, 0 or more", f.tail)
 	}
 	var err error
 	q.Since, err = parseSince(f.since)
@@ -90,7 +91,7 @@ func parseSince(text string) (time.Time, error) {
 	if at, err := time.Parse(time.RFC3339, text); err == nil {
 		return at, nil
 	}
-	return time.Time{}, usagef("--since %q: give a duration such as 10m, or a time such as 2006-01-02T15:04:05Z", text)
+	return time.Time{}, cli.Usagef("--since %q: give a duration such as 10m, or a time such as 2006-01-02T15:04:05Z", text)
 }
 
 func (f logFlags) filter() (func(nodes.Line) bool, error) {
@@ -99,24 +100,24 @@ func (f logFlags) filter() (func(nodes.Line) bool, error) {
 	}
 	re, err := regexp.Compile(f.grep)
 	if err != nil {
-		return nil, usagef("--grep: %w", err)
+		return nil, cli.Usagef("--grep: %w", err)
 	}
 	return func(l nodes.Line) bool { return re.MatchString(l.Text) }, nil
 }
 
-func (c *cli) logs(ctx context.Context, q nodes.LogQuery, keep func(nodes.Line) bool, tail int) error {
-	if run, err := c.endedRun(q.Role); err != nil || run != nil {
+func (c command) logs(ctx context.Context, q nodes.LogQuery, keep func(nodes.Line) bool, tail int) error {
+	if run, err := c.EndedRun(q.Role); err != nil || run != nil {
 		if err == nil {
 			err = c.keptLogs(*run, q, keep, tail)
 		}
 		return err
 	}
-	return c.withBus(ctx, func(b *bus.Bus, s server) error {
+	return c.WithBus(ctx, func(b *bus.Bus, s cli.Server) error {
 		s, err := c.findLogged(ctx, b, s, q)
 		if err != nil {
 			return err
 		}
-		q.Namespace = s.namespace
+		q.Namespace = s.Namespace
 		seen := false
 		inner := keep
 		keep = func(l nodes.Line) bool { seen = true; return inner(l) }
@@ -133,7 +134,7 @@ func (c *cli) logs(ctx context.Context, q nodes.LogQuery, keep func(nodes.Line) 
 		}
 		if q.Follow {
 			if err := checkLogged(ctx, b, q); err != nil {
-				c.warnf("troupe: %v; waiting for its output\n", err)
+				c.Warnf("troupe: %v; waiting for its output\n", err)
 			}
 		}
 		err = nodes.ReadLogs(ctx, b, q, func(l nodes.Line) error {
@@ -151,13 +152,13 @@ func (c *cli) logs(ctx context.Context, q nodes.LogQuery, keep func(nodes.Line) 
 
 // findLogged makes the namespace of a role the target if no namespace was given; of roles that have ended, the one with the newest
 // stored output.
-func (c *cli) findLogged(ctx context.Context, b *bus.Bus, s server, q nodes.LogQuery) (server, error) {
-	if s.named {
+func (c command) findLogged(ctx context.Context, b *bus.Bus, s cli.Server, q nodes.LogQuery) (cli.Server, error) {
+	if s.Named {
 		return s, nil
 	}
-	if having, err := rolesNamed(ctx, b, q.Role); err != nil || len(having) > 0 {
+	if having, err := cli.RolesNamed(ctx, b, q.Role); err != nil || len(having) > 0 {
 		if err == nil {
-			s, err = s.findRole(ctx, b, q.Role)
+			s, err = s.FindRole(ctx, b, q.Role)
 		}
 		return s, err
 	}
@@ -166,16 +167,16 @@ func (c *cli) findLogged(ctx context.Context, b *bus.Bus, s server, q nodes.LogQ
 		newest[l.ID.Namespace] = l.At
 		return nil
 	})
-	if _, here := newest[s.namespace]; err != nil || here || len(newest) == 0 {
+	if _, here := newest[s.Namespace]; err != nil || here || len(newest) == 0 {
 		return s, err
 	}
 	for namespace, at := range newest {
-		if at.After(newest[s.namespace]) {
-			s.namespace = namespace
+		if at.After(newest[s.Namespace]) {
+			s.Namespace = namespace
 		}
 	}
 	if len(newest) > 1 {
-		c.warnf("troupe: %d namespaces have output of %s; this is the newest, %s; choose with --namespace\n", len(newest), q.Role, s.namespace)
+		c.Warnf("troupe: %d namespaces have output of %s; this is the newest, %s; choose with --namespace\n", len(newest), q.Role, s.Namespace)
 	}
 	return s, nil
 }
@@ -211,25 +212,11 @@ func checkLogged(ctx context.Context, b *bus.Bus, q nodes.LogQuery) error {
 		}
 		names = append(names, r.Name)
 	}
-	return bus.Errorf(bus.CodeNotFound, "no role %q in namespace %s, and no stored output of one; %s", q.Role, q.Namespace, thereAre(names))
-}
-
-// thereAre names what exists, up to the length of a line.
-func thereAre(names []string) string {
-	const most = 8
-	switch more := len(names) - most; {
-	case len(names) == 0:
-		return "there is none"
-	case more > 0:
-		return fmt.Sprintf("there are %s and %d more", strings.Join(names[:most], ", "), more)
-	case len(names) == 1:
-		return "there is " + names[0]
-	}
-	return "there are " + strings.Join(names, ", ")
+	return bus.Errorf(bus.CodeNotFound, "no role %q in namespace %s, and no stored output of one; %s", q.Role, q.Namespace, cli.ThereAre(names))
 }
 
 // lastLines prints the last stored lines, and returns the last sequence number of each worker.
-func (c *cli) lastLines(ctx context.Context, b *bus.Bus, q nodes.LogQuery, keep func(nodes.Line) bool, tail int) (map[nodes.WorkerID]uint64, error) {
+func (c command) lastLines(ctx context.Context, b *bus.Bus, q nodes.LogQuery, keep func(nodes.Line) bool, tail int) (map[nodes.WorkerID]uint64, error) {
 	q.Follow = false
 	seen, ring := map[nodes.WorkerID]uint64{}, []nodes.Line{}
 	err := nodes.ReadLogs(ctx, b, q, func(l nodes.Line) error {
@@ -248,14 +235,44 @@ func (c *cli) lastLines(ctx context.Context, b *bus.Bus, q nodes.LogQuery, keep 
 	return seen, err
 }
 
-func (c *cli) printLine(l nodes.Line) error {
-	if c.json {
-		return c.printJSON(l)
+func (c command) printLine(l nodes.Line) error {
+	if c.JSON {
+		return c.PrintJSON(l)
 	}
 	mark := " "
 	if l.Stream == nodes.Stderr {
 		mark = "!"
 	}
-	c.printf("%s %s/%d%s %s\n", l.At.Format("15:04:05.000"), l.ID.Role, l.ID.Rank, mark, l.Text)
+	c.Printf("%s %s/%d%s %s\n", l.At.Format("15:04:05.000"), l.ID.Role, l.ID.Rank, mark, l.Text)
+	return nil
+}
+
+// keptLogs prints the kept output of a run.
+func (c command) keptLogs(run cli.PrivateRun, q nodes.LogQuery, keep func(nodes.Line) bool, tail int) error {
+	if q.Follow {
+		return cli.Usagef("the run %s of %s is over: leave out --follow", run.ID, run.Driver)
+	}
+	q.Namespace = c.Namespace
+	var lines []nodes.Line
+	for _, path := range run.LogFiles(q) {
+		more, err := nodes.ReadLogFile(path)
+		if err != nil {
+			return err
+		}
+		for _, l := range more {
+			if l.ID.Role = q.Role; keep(l) && !l.At.Before(q.Since) {
+				lines = append(lines, l)
+			}
+		}
+	}
+	slices.SortStableFunc(lines, func(a, b nodes.Line) int { return a.At.Compare(b.At) })
+	if tail >= 0 {
+		lines = lines[max(0, len(lines)-tail):]
+	}
+	for _, l := range lines {
+		if err := c.printLine(l); err != nil {
+			return err
+		}
+	}
 	return nil
 }

@@ -4,18 +4,15 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"os/signal"
-	"strings"
 	"syscall"
 	"time"
 
 	"troupe/actors"
 	"troupe/benchmarks"
-	"troupe/internal/terminal"
+	"troupe/cmd/troupe/cli"
 	"troupe/roles"
 )
 
@@ -23,8 +20,9 @@ import (
 var version = "dev"
 
 func main() {
+	cli.Version = version
 	roles.Main(hosted()...) // does not return if an agent started this process as a worker
-	os.Exit(run(os.Args[1:], &cli{out: os.Stdout, err: os.Stderr, env: os.Getenv}))
+	os.Exit(run(os.Args[1:], &cli.CLI{Out: os.Stdout, Err: os.Stderr, Env: os.Getenv}))
 }
 
 // hosted are the worker classes of this program.
@@ -35,7 +33,7 @@ func hosted() []*actors.Class { return []*actors.Class{textClass(), benchmarks.E
 const insistAfter = time.Second
 
 // run executes the command line. The first signal cancels the context; a signal after insistAfter ends the process at once.
-func run(args []string, c *cli) int {
+func run(args []string, c *cli.CLI) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	context.AfterFunc(ctx, func() {
@@ -46,20 +44,15 @@ func run(args []string, c *cli) int {
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	ctx, end := context.WithCancel(ctx)
 	defer end()
-	c.unread = end
+	c.Unread = end
 	return execute(ctx, args, c)
 }
 
 // tryLater is EX_TEMPFAIL of sysexits.h: the same command may succeed later, so a supervisor should start it again.
 const tryLater = 75
 
-// tryLaterError ends the program with tryLater.
-type tryLaterError struct{ error }
-
-func (e *tryLaterError) Unwrap() error { return e.error }
-
 // execute returns the exit code: 0, 1 for a failure, 2 for a wrong command line, or tryLater. Errors are printed here alone.
-func execute(ctx context.Context, args []string, c *cli) int {
+func execute(ctx context.Context, args []string, c *cli.CLI) int {
 	root := newRoot(c)
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)
@@ -69,54 +62,22 @@ func execute(ctx context.Context, args []string, c *cli) int {
 	if ctx.Err() != nil && errors.Is(err, syscall.EPIPE) {
 		return 1 // the output is closed
 	}
-	var exit *exitError
+	var exit *cli.ExitError
 	if errors.As(err, &exit) {
-		return exit.code
+		return exit.Code
 	}
-	if c.jsonLogs {
-		c.logger(slog.LevelError).Error(err.Error())
+	if c.JSONLogs {
+		c.Logger(slog.LevelError).Error(err.Error())
 	} else {
-		c.warnf("troupe: %v\n", err)
+		c.Warnf("troupe: %v\n", err)
 	}
-	var usage *usageError
+	var usage *cli.UsageError
 	if errors.As(err, &usage) {
 		return 2
 	}
-	var later *tryLaterError
+	var later *cli.TryLaterError
 	if errors.As(err, &later) {
 		return tryLater
 	}
 	return 1
-}
-
-// printf and warnf write to standard output and standard error. Control characters are escaped, except with --raw.
-func (c *cli) printf(format string, args ...any) { c.write(c.safe(fmt.Sprintf(format, args...))) }
-
-func (c *cli) warnf(format string, args ...any) {
-	text := fmt.Sprintf(format, args...)
-	if c.jsonLogs {
-		c.logger(slog.LevelWarn).Warn(strings.TrimPrefix(strings.TrimSuffix(text, "\n"), "troupe: "))
-		return
-	}
-	_, _ = io.WriteString(c.err, c.safe(text))
-}
-
-func (c *cli) safe(text string) string {
-	if c.raw {
-		return text
-	}
-	return terminal.Text(text)
-}
-
-// write writes text of the program itself, which may control the terminal, to standard output.
-func (c *cli) write(text string) {
-	_, err := io.WriteString(c.out, text)
-	c.noteUnread(err)
-}
-
-// noteUnread ends the command when its output is closed, as in "troupe logs -f | head".
-func (c *cli) noteUnread(err error) {
-	if c.unread != nil && errors.Is(err, syscall.EPIPE) {
-		c.unread()
-	}
 }

@@ -19,6 +19,8 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/cmd/troupe/cli"
+	"troupe/cmd/troupe/head"
 	"troupe/roles"
 )
 
@@ -28,7 +30,7 @@ const argsEnv = "TROUPE_TEST_ARGS"
 func TestMain(m *testing.M) {
 	roles.Main(append(hosted(), calcClass(), hostClass())...)
 	args, program := os.LookupEnv(argsEnv)
-	selfCommand = func(args ...string) (*exec.Cmd, error) {
+	head.SelfCommand = func(args ...string) (*exec.Cmd, error) {
 		cmd := exec.Command(os.Args[0])
 		cmd.Env = append(os.Environ(), argsEnv+"="+strings.Join(args, "\n"))
 		if !program { // an agent may outlive its head, not the test
@@ -37,7 +39,7 @@ func TestMain(m *testing.M) {
 		return cmd, nil
 	}
 	if program {
-		os.Exit(run(strings.Split(args, "\n"), &cli{out: os.Stdout, err: os.Stderr, env: os.Getenv}))
+		os.Exit(run(strings.Split(args, "\n"), &cli.CLI{Out: os.Stdout, Err: os.Stderr, Env: os.Getenv}))
 	}
 	if url, ok := os.LookupEnv(driverEnv); ok {
 		if namespace, ok := os.LookupEnv(deviceDriverEnv); ok {
@@ -84,7 +86,7 @@ func (u *shell) run(words ...string) (stdout, stderr string, code int) {
 	var out, err screen
 	ctx, cancel := context.WithTimeout(u.t.Context(), 30*time.Second)
 	defer cancel()
-	code = execute(ctx, words, &cli{out: &out, err: &err, env: u.getenv})
+	code = execute(ctx, words, &cli.CLI{Out: &out, Err: &err, Env: u.getenv})
 	require.NoError(u.t, ctx.Err(), "troupe %s does not end", strings.Join(words, " "))
 	return out.String(), err.String(), code
 }
@@ -111,7 +113,7 @@ func (u *shell) fails(code int, words ...string) string {
 
 // readyHead is the output of `troupe up --json`.
 type readyHead struct {
-	headFile
+	cli.HeadFile
 	Store   string `json:"store"`
 	Metrics string `json:"metrics"`
 }
@@ -130,7 +132,7 @@ func (u *shell) up(more ...string) (head readyHead, stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	doneCh := make(chan int, 1)
 	words := append([]string{"up", "--json", "--listen", "127.0.0.1:0"}, more...)
-	go func() { doneCh <- execute(ctx, words, &cli{out: &out, err: &errs, env: u.getenv}) }()
+	go func() { doneCh <- execute(ctx, words, &cli.CLI{Out: &out, Err: &errs, Env: u.getenv}) }()
 	stop = sync.OnceFunc(func() {
 		cancel()
 		select {

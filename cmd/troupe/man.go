@@ -7,12 +7,14 @@ import (
 	"strings"
 	"time"
 
+	"troupe/cmd/troupe/cli"
+
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 )
 
 // newMan is hidden: make man runs it.
-func newMan(c *cli) *cobra.Command {
+func newMan(c command) *cobra.Command {
 	return &cobra.Command{
 		Use:    "man DIR",
 		Short:  "Write a man page for every command",
@@ -25,7 +27,7 @@ func newMan(c *cli) *cobra.Command {
 			}
 			n, err := writeManPages(cmd.Root(), args[0])
 			if err == nil {
-				c.printf("%s in %s\n", counted(n, "page"), args[0])
+				c.Printf("%s in %s\n", cli.Counted(n, "page"), args[0])
 			}
 			return err
 		},
@@ -50,7 +52,7 @@ func manName(cmd *cobra.Command) string { return strings.ReplaceAll(cmd.CommandP
 // manPage is the page of a command in roff.
 func manPage(cmd *cobra.Command) string {
 	var out strings.Builder
-	fmt.Fprintf(&out, ".TH %q 1 %q %q\n", strings.ToUpper(manName(cmd)), manDate(), "troupe "+version)
+	fmt.Fprintf(&out, ".TH %q 1 %q %q\n", strings.ToUpper(manName(cmd)), manDate(), "troupe "+cli.Version)
 	fmt.Fprintf(&out, ".SH NAME\n%s \\- %s\n", roff(manName(cmd)), roff(cmd.Short))
 	fmt.Fprintf(&out, ".SH SYNOPSIS\n.B %s\n", roff(cmd.UseLine()))
 	text := cmd.Long

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"troupe/cmd/troupe/cli"
+
 	"github.com/spf13/cobra"
 	"github.com/stretchr/testify/require"
 )
@@ -32,7 +34,7 @@ func TestManPages(t *testing.T) {
 			visit(sub)
 		}
 	}
-	visit(newRoot(&cli{env: u.getenv}))
+	visit(newRoot(&cli.CLI{Env: u.getenv}))
 	page, err := os.ReadFile(filepath.Join(dir, "troupe-up.1"))
 	require.NoError(t, err)
 	require.Contains(t, string(page), `\fB\-\-store\-limit string\fR`)

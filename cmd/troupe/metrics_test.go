@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"troupe/cmd/troupe/cli"
+
 	"github.com/stretchr/testify/require"
 )
 
@@ -91,7 +93,7 @@ func TestTrafficMetrics(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_ = execute(ctx, []string{"call", "four", "wait"}, &cli{out: io.Discard, err: io.Discard, env: u.getenv})
+		_ = execute(ctx, []string{"call", "four", "wait"}, &cli.CLI{Out: io.Discard, Err: io.Discard, Env: u.getenv})
 	}()
 	require.Eventually(t, func() bool {
 		all := scrape(t, head.Metrics)

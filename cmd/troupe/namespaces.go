@@ -11,14 +11,15 @@ import (
 	"github.com/spf13/cobra"
 
 	"troupe/bus"
+	"troupe/cmd/troupe/cli"
 	"troupe/pipeline"
 	"troupe/placement"
 	"troupe/roles"
 	"troupe/roles/registry"
 )
 
-func newNamespaces(c *cli) *cobra.Command {
-	var watch watchFlags
+func newNamespaces(c command) *cobra.Command {
+	var watch cli.WatchFlags
 	cmd := &cobra.Command{
 		Use:   "namespaces",
 		Short: "List the namespaces with roles, reservations or pipelines",
@@ -26,11 +27,11 @@ func newNamespaces(c *cli) *cobra.Command {
 removed.`,
 		Example: "  troupe namespaces\n  troupe namespaces --json | jq '.[].name'\n  troupe namespaces rm old-run",
 		Args:    cobra.NoArgs,
-		RunE:    func(cmd *cobra.Command, _ []string) error { return c.repeat(cmd.Context(), watch, c.namespaces) },
+		RunE:    func(cmd *cobra.Command, _ []string) error { return c.Repeat(cmd.Context(), watch, c.namespaces) },
 	}
-	watch.add(cmd)
-	c.serverFlags(cmd)
-	c.jsonFlag(cmd, "print one JSON array")
+	watch.Add(cmd)
+	c.ServerFlags(cmd)
+	c.JSONFlag(cmd, "print one JSON array")
 	cmd.AddCommand(newNamespacesRemove(c))
 	return cmd
 }
@@ -41,14 +42,14 @@ type namespaceView struct {
 	Pipelines []string `json:"pipelines"`
 }
 
-func (c *cli) namespaces(ctx context.Context) error {
-	return c.withBus(ctx, func(b *bus.Bus, _ server) error {
+func (c command) namespaces(ctx context.Context) error {
+	return c.WithBus(ctx, func(b *bus.Bus, _ cli.Server) error {
 		all, err := listNamespaces(ctx, b)
 		if err != nil {
 			return err
 		}
-		if c.json {
-			return c.printJSON(all)
+		if c.JSON {
+			return c.PrintJSON(all)
 		}
 		rows := make([][]string, len(all))
 		for i, n := range all {
@@ -58,7 +59,7 @@ func (c *cli) namespaces(ctx context.Context) error {
 			}
 			rows[i] = []string{n.Name, itoa(len(n.Drivers)), itoa(len(n.Roles)), itoa(len(n.Reservations)), itoa(len(n.Pipelines)), used}
 		}
-		return c.tableOr("no namespace has anything", "NAMESPACE DRIVERS ROLES RESERVATIONS PIPELINES WRITTEN", rows)
+		return c.TableOr("no namespace has anything", "NAMESPACE DRIVERS ROLES RESERVATIONS PIPELINES WRITTEN", rows)
 	})
 }
 
@@ -111,7 +112,7 @@ func listNamespaces(ctx context.Context, b *bus.Bus) ([]namespaceView, error) {
 	return out, nil
 }
 
-func newNamespacesRemove(c *cli) *cobra.Command {
+func newNamespacesRemove(c command) *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
 		Use:   "rm NAMESPACE",
@@ -122,19 +123,19 @@ are connected, unless --force is given. Shut running pipelines down first.`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := bus.CheckName("namespace", args[0]); err != nil {
-				return &usageError{err}
+				return cli.Usagef("%w", err)
 			}
 			return c.removeNamespace(cmd.Context(), args[0], force)
 		},
 	}
 	cmd.Flags().BoolVar(&force, "force", false, "also if drivers are connected")
-	c.serverFlags(cmd)
-	c.jsonFlag(cmd, "print what was removed as one JSON object")
+	c.ServerFlags(cmd)
+	c.JSONFlag(cmd, "print what was removed as one JSON object")
 	return cmd
 }
 
-func (c *cli) removeNamespace(ctx context.Context, name string, force bool) error {
-	return c.withBus(ctx, func(b *bus.Bus, _ server) error {
+func (c command) removeNamespace(ctx context.Context, name string, force bool) error {
+	return c.WithBus(ctx, func(b *bus.Bus, _ cli.Server) error {
 		all, err := listNamespaces(ctx, b)
 		if err != nil {
 			return err
@@ -154,10 +155,10 @@ func (c *cli) removeNamespace(ctx context.Context, name string, force bool) erro
 		if err := emptyNamespace(ctx, b, *found); err != nil {
 			return err
 		}
-		if c.json {
-			return c.printJSON(found)
+		if c.JSON {
+			return c.PrintJSON(found)
 		}
-		c.printf("namespace %s is empty: %s, %s and %s are gone\n", name, counted(len(found.Roles), "role"), counted(len(found.Reservations), "reservation"), counted(len(found.Pipelines), "pipeline"))
+		c.Printf("namespace %s is empty: %s, %s and %s are gone\n", name, cli.Counted(len(found.Roles), "role"), cli.Counted(len(found.Reservations), "reservation"), cli.Counted(len(found.Pipelines), "pipeline"))
 		return nil
 	})
 }

@@ -15,13 +15,14 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/cmd/troupe/cli"
 	"troupe/nodes"
 )
 
 // agentOf is the pid of the agent of a head's store.
 func agentOf(t *testing.T, store string) int {
 	t.Helper()
-	var file agentFile
+	var file struct{ PID int }
 	data, err := os.ReadFile(filepath.Join(store, "agent", "agent.json"))
 	require.NoError(t, err)
 	require.NoError(t, json.Unmarshal(data, &file))
@@ -93,7 +94,7 @@ func (u *shell) ready(out *screen) (head readyHead) {
 func (u *shell) killAfter(store string) {
 	u.t.Cleanup(func() {
 		if data, err := os.ReadFile(filepath.Join(store, "agent", "agent.json")); err == nil {
-			var file agentFile
+			var file struct{ PID int }
 			if json.Unmarshal(data, &file) == nil && !gone(file.PID) {
 				_ = syscall.Kill(file.PID, syscall.SIGKILL)
 			}
@@ -277,7 +278,7 @@ func TestExternalNATS(t *testing.T) {
 	var out, errs screen
 	doneCh := make(chan int, 1)
 	go func() {
-		doneCh <- execute(ctx, []string{"up", "--json", "--nats", url, "--gpus", "sim:1x2", "--name", "box"}, &cli{out: &out, err: &errs, env: u.getenv})
+		doneCh <- execute(ctx, []string{"up", "--json", "--nats", url, "--gpus", "sim:1x2", "--name", "box"}, &cli.CLI{Out: &out, Err: &errs, Env: u.getenv})
 	}()
 	t.Cleanup(func() { cancel(); require.Zero(t, <-doneCh, errs.String()) })
 	var head readyHead

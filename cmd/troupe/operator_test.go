@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"troupe/cmd/troupe/cli"
 	"troupe/nodes"
 )
 
@@ -86,7 +87,7 @@ func TestFollowLogs(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	doneCh := make(chan int, 1)
 	go func() {
-		doneCh <- execute(ctx, []string{"logs", "role", "-f"}, &cli{out: &out, err: &errs, env: u.getenv})
+		doneCh <- execute(ctx, []string{"logs", "role", "-f"}, &cli.CLI{Out: &out, Err: &errs, Env: u.getenv})
 	}()
 	require.Eventually(t, func() bool { return strings.Count(out.String(), "more") > 3 }, 10*time.Second, 10*time.Millisecond)
 	require.Contains(t, out.String(), "first")
@@ -100,7 +101,7 @@ func TestWaitForAHead(t *testing.T) {
 	var out, errs screen
 	doneCh := make(chan int, 1)
 	go func() {
-		doneCh <- execute(t.Context(), []string{"wait", "--nodes", "1", "--timeout", "20s"}, &cli{out: &out, err: &errs, env: u.getenv})
+		doneCh <- execute(t.Context(), []string{"wait", "--nodes", "1", "--timeout", "20s"}, &cli.CLI{Out: &out, Err: &errs, Env: u.getenv})
 	}()
 	u.up("--gpus", "none")
 	require.Zero(t, <-doneCh, errs.String())

@@ -21,6 +21,7 @@ import (
 	"troupe/bus"
 	"troupe/bus/bustest"
 	"troupe/bus/recorder/otlp"
+	"troupe/cmd/troupe/metrics"
 	"troupe/roles"
 )
 
@@ -177,7 +178,7 @@ func TestMetricsAreExported(t *testing.T) {
 	nodes.Set(2)
 	ctx, cancel := context.WithCancel(t.Context())
 	doneCh := make(chan struct{})
-	go func() { defer close(doneCh); exportMetrics(ctx, registry, slog.New(slog.DiscardHandler)) }()
+	go func() { defer close(doneCh); metrics.Export(ctx, registry, slog.New(slog.DiscardHandler)) }()
 	require.Eventually(t, func() bool { received.mu.Lock(); defer received.mu.Unlock(); return len(received.metrics) > 0 }, 10*time.Second, 10*time.Millisecond)
 	cancel()
 	<-doneCh

@@ -12,10 +12,11 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/wire"
+	"troupe/cmd/troupe/cli"
 	"troupe/pipeline"
 )
 
-func newPipeline(c *cli) *cobra.Command {
+func newPipeline(c command) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pipeline",
 		Short: "Watch and control a running pipeline",
@@ -29,7 +30,7 @@ func newPipeline(c *cli) *cobra.Command {
 		sub := &cobra.Command{Use: use, Short: short, Example: "  troupe pipeline " + example, Args: cobra.ExactArgs(args), RunE: func(cmd *cobra.Command, pos []string) error {
 			return c.withPipeline(cmd.Context(), pos[0], func(p *pipeline.Client) error { return do(cmd.Context(), p, pos) })
 		}}
-		c.serverFlags(sub)
+		c.ServerFlags(sub)
 		cmd.AddCommand(sub)
 	}
 	order("pause NAME STAGE", "Hand nothing more to a stage; what it has goes on", "pause rl reward", 2, func(ctx context.Context, p *pipeline.Client, pos []string) error {
@@ -44,7 +45,7 @@ func newPipeline(c *cli) *cobra.Command {
 	order("scale NAME STAGE WORKERS", "Give a stage more workers, or fewer", "scale rl reward 8", 3, func(ctx context.Context, p *pipeline.Client, pos []string) error {
 		n, err := strconv.Atoi(pos[2])
 		if err != nil || n < 1 {
-			return usagef("WORKERS %q: give a number from 1 on", pos[2])
+			return cli.Usagef("WORKERS %q: give a number from 1 on", pos[2])
 		}
 		return p.Scale(ctx, pos[1], n)
 	})
@@ -54,7 +55,7 @@ func newPipeline(c *cli) *cobra.Command {
 	order("version NAME VERSION", "Set the version that items are stamped with and measured by", "version rl 12.5", 2, func(ctx context.Context, p *pipeline.Client, pos []string) error {
 		v, err := strconv.ParseFloat(pos[1], 64)
 		if err != nil {
-			return usagef("VERSION %q: give a number, as in 12 or 12.5", pos[1])
+			return cli.Usagef("VERSION %q: give a number, as in 12 or 12.5", pos[1])
 		}
 		return p.SetVersion(ctx, pipeline.VersionOf(v))
 	})
@@ -67,16 +68,16 @@ func newPipeline(c *cli) *cobra.Command {
 	return cmd
 }
 
-func (c *cli) withPipeline(ctx context.Context, name string, do func(p *pipeline.Client) error) error {
+func (c command) withPipeline(ctx context.Context, name string, do func(p *pipeline.Client) error) error {
 	if err := bus.CheckName("pipeline", name); err != nil {
-		return &usageError{err}
+		return cli.Usagef("%w", err)
 	}
-	return c.withBus(ctx, func(b *bus.Bus, s server) error {
-		s, err := s.findPipeline(ctx, b, name)
+	return c.WithBus(ctx, func(b *bus.Bus, s cli.Server) error {
+		s, err := findPipeline(ctx, s, b, name)
 		if err != nil {
 			return err
 		}
-		p, err := pipeline.Connect(b, s.namespace, name)
+		p, err := pipeline.Connect(b, s.Namespace, name)
 		if err != nil {
 			return err
 		}
@@ -86,12 +87,12 @@ func (c *cli) withPipeline(ctx context.Context, name string, do func(p *pipeline
 
 // findPipeline makes the namespace of a pipeline the target if no namespace was given: "default" if that has the pipeline, else the only one
 // that has it. If none has it, the target stays as it is.
-func (s server) findPipeline(ctx context.Context, b *bus.Bus, name string) (server, error) {
-	if s.named {
+func findPipeline(ctx context.Context, s cli.Server, b *bus.Bus, name string) (cli.Server, error) {
+	if s.Named {
 		return s, nil
 	}
 	all, err := pipeline.ListAll(ctx, b)
-	if err != nil || slices.Contains(all[s.namespace], name) {
+	if err != nil || slices.Contains(all[s.Namespace], name) {
 		return s, err
 	}
 	var having []string
@@ -103,14 +104,14 @@ func (s server) findPipeline(ctx context.Context, b *bus.Bus, name string) (serv
 	switch len(having) {
 	case 0:
 	case 1:
-		s.namespace = having[0]
+		s.Namespace = having[0]
 	default:
-		return s, usagef("pipeline %s is in %d namespaces; choose one with --namespace: %s", name, len(having), strings.Join(having, ", "))
+		return s, cli.Usagef("pipeline %s is in %d namespaces; choose one with --namespace: %s", name, len(having), strings.Join(having, ", "))
 	}
 	return s, nil
 }
 
-func newPipelinePut(c *cli) *cobra.Command {
+func newPipelinePut(c command) *cobra.Command {
 	var args, key, group string
 	var priority int
 	cmd := &cobra.Command{
@@ -121,18 +122,18 @@ func newPipelinePut(c *cli) *cobra.Command {
 		RunE: func(cmd *cobra.Command, pos []string) error {
 			values, _, err := parseArgs(args)
 			if err != nil {
-				return usagef("--args: %w", err)
+				return cli.Usagef("--args: %w", err)
 			}
 			var items []pipeline.Item
 			for _, v := range values {
 				body, err := wire.Marshal(v)
 				if err != nil {
-					return usagef("--args: %w", err)
+					return cli.Usagef("--args: %w", err)
 				}
 				items = append(items, pipeline.Item{Key: key, Group: group, Priority: priority, Body: body})
 			}
 			if len(items) == 0 {
-				return usagef("--args %s: give a list of bodies", args)
+				return cli.Usagef("--args %s: give a list of bodies", args)
 			}
 			return c.withPipeline(cmd.Context(), pos[0], func(p *pipeline.Client) error {
 				if _, err := p.Status(cmd.Context()); err != nil {
@@ -142,7 +143,7 @@ func newPipelinePut(c *cli) *cobra.Command {
 			})
 		},
 	}
-	c.serverFlags(cmd)
+	c.ServerFlags(cmd)
 	cmd.Flags().StringVar(&args, "args", "[]", "bodies, as a JSON list")
 	cmd.Flags().StringVar(&key, "key", "", "key of the items")
 	cmd.Flags().StringVar(&group, "group", "", "group of the items")
@@ -150,7 +151,7 @@ func newPipelinePut(c *cli) *cobra.Command {
 	return cmd
 }
 
-func newPipelineTake(c *cli) *cobra.Command {
+func newPipelineTake(c command) *cobra.Command {
 	var n int
 	cmd := &cobra.Command{
 		Use:     "take NAME STREAM",
@@ -163,14 +164,14 @@ func newPipelineTake(c *cli) *cobra.Command {
 			})
 		},
 	}
-	c.serverFlags(cmd)
+	c.ServerFlags(cmd)
 	cmd.Flags().IntVarP(&n, "count", "k", 1, "how many, at most")
 	return cmd
 }
 
-func (c *cli) printItems(items []pipeline.ClaimedItem) error {
+func (c command) printItems(items []pipeline.ClaimedItem) error {
 	for _, it := range items {
-		if err := c.printJSON(map[string]any{"id": it.ID, "key": it.Key, "version": it.Version, "body": bodyJSON(it.Body)}); err != nil {
+		if err := c.PrintJSON(map[string]any{"id": it.ID, "key": it.Key, "version": it.Version, "body": bodyJSON(it.Body)}); err != nil {
 			return err
 		}
 	}
@@ -186,69 +187,69 @@ func bodyJSON(body []byte) any {
 	return jsonValue(v)
 }
 
-func newPipelineDead(c *cli) *cobra.Command {
+func newPipelineDead(c command) *cobra.Command {
 	cmd := &cobra.Command{Use: "dead", Short: "Dead letters: items that failed too often", Example: "  troupe pipeline dead ls rl\n  troupe pipeline dead show rl 4711\n  troupe pipeline dead retry rl --all"}
-	var watch watchFlags
+	var watch cli.WatchFlags
 	ls := &cobra.Command{Use: "ls NAME", Short: "List them", Example: "  troupe pipeline dead ls rl --json", Args: cobra.ExactArgs(1), RunE: func(cmd *cobra.Command, pos []string) error {
-		return c.repeat(cmd.Context(), watch, func(ctx context.Context) error {
+		return c.Repeat(cmd.Context(), watch, func(ctx context.Context) error {
 			return c.withPipeline(ctx, pos[0], func(p *pipeline.Client) error { return c.deadList(ctx, p) })
 		})
 	}}
-	watch.add(ls)
+	watch.Add(ls)
 	show := &cobra.Command{Use: "show NAME SEQ", Short: "Print one with its attempts, stacks and body, as JSON", Example: "  troupe pipeline dead show rl 4711", Args: cobra.ExactArgs(2), RunE: func(cmd *cobra.Command, pos []string) error {
 		return c.withPipeline(cmd.Context(), pos[0], func(p *pipeline.Client) error { return c.deadShow(cmd.Context(), p, pos[1]) })
 	}}
-	c.jsonFlag(ls, "print one JSON object a letter instead of a table")
-	c.jsonFlag(show, "it is JSON in any case; for scripts that always say so")
+	c.JSONFlag(ls, "print one JSON object a letter instead of a table")
+	c.JSONFlag(show, "it is JSON in any case; for scripts that always say so")
 	cmd.AddCommand(ls, show, c.deadVerb("retry", "Put some back into their streams", (*pipeline.Client).RetryDead), c.deadVerb("drop", "Remove some", (*pipeline.Client).DropDead))
-	c.serverFlags(ls)
-	c.serverFlags(show)
+	c.ServerFlags(ls)
+	c.ServerFlags(show)
 	return cmd
 }
 
 // deadVerb is a command on dead letters.
-func (c *cli) deadVerb(verb, short string, do func(*pipeline.Client, context.Context, []uint64, bool) (int, error)) *cobra.Command {
+func (c command) deadVerb(verb, short string, do func(*pipeline.Client, context.Context, []uint64, bool) (int, error)) *cobra.Command {
 	var all bool
 	cmd := &cobra.Command{Use: verb + " NAME [SEQ…]", Short: short, Example: "  troupe pipeline dead " + verb + " rl 4711\n  troupe pipeline dead " + verb + " rl --all", Args: cobra.MinimumNArgs(1), RunE: func(cmd *cobra.Command, pos []string) error {
 		var seqs []uint64
 		for _, text := range pos[1:] {
 			seq, err := strconv.ParseUint(text, 10, 64)
 			if err != nil {
-				return usagef("SEQ %q: give a number that `troupe pipeline dead ls` shows", text)
+				return cli.Usagef("SEQ %q: give a number that `troupe pipeline dead ls` shows", text)
 			}
 			seqs = append(seqs, seq)
 		}
 		if len(seqs) == 0 && !all {
-			return usagef("give the numbers of dead letters, or --all")
+			return cli.Usagef("give the numbers of dead letters, or --all")
 		}
 		return c.withPipeline(cmd.Context(), pos[0], func(p *pipeline.Client) error {
 			n, err := do(p, cmd.Context(), seqs, all)
 			if err == nil {
-				c.printf("%d\n", n)
+				c.Printf("%d\n", n)
 			}
 			return err
 		})
 	}}
 	cmd.Flags().BoolVar(&all, "all", false, "all dead letters")
-	c.serverFlags(cmd)
+	c.ServerFlags(cmd)
 	return cmd
 }
 
-func (c *cli) deadList(ctx context.Context, p *pipeline.Client) error {
+func (c command) deadList(ctx context.Context, p *pipeline.Client) error {
 	dead, err := p.Dead(ctx, false)
 	if err != nil {
 		return err
 	}
-	if c.json {
+	if c.JSON {
 		for _, d := range dead {
-			if err := c.printJSON(d); err != nil {
+			if err := c.PrintJSON(d); err != nil {
 				return err
 			}
 		}
 		return nil
 	}
 	if len(dead) == 0 {
-		c.printf("no dead letters\n")
+		c.Printf("no dead letters\n")
 		return nil
 	}
 	rows := make([][]string, len(dead))
@@ -257,15 +258,15 @@ func (c *cli) deadList(ctx context.Context, p *pipeline.Client) error {
 		if n := len(d.Failures); n > 0 {
 			why = d.Failures[n-1].Error
 		}
-		rows[i] = []string{strconv.FormatUint(d.Seq, 10), d.ID, d.Stage, d.Stream, d.Reason, strconv.Itoa(d.Attempts), age(d.At), why}
+		rows[i] = []string{strconv.FormatUint(d.Seq, 10), d.ID, d.Stage, d.Stream, d.Reason, strconv.Itoa(d.Attempts), cli.Age(d.At), why}
 	}
-	return c.table("SEQ ITEM STAGE STREAM REASON ATTEMPTS SINCE LAST", rows)
+	return c.Table("SEQ ITEM STAGE STREAM REASON ATTEMPTS SINCE LAST", rows)
 }
 
-func (c *cli) deadShow(ctx context.Context, p *pipeline.Client, text string) error {
+func (c command) deadShow(ctx context.Context, p *pipeline.Client, text string) error {
 	seq, err := strconv.ParseUint(text, 10, 64)
 	if err != nil {
-		return usagef("SEQ %q: give a number that `troupe pipeline dead ls` shows", text)
+		return cli.Usagef("SEQ %q: give a number that `troupe pipeline dead ls` shows", text)
 	}
 	d, err := p.DeadLetter(ctx, seq)
 	if err != nil {
@@ -280,5 +281,5 @@ func (c *cli) deadShow(ctx context.Context, p *pipeline.Client, text string) err
 		return err
 	}
 	out["body"] = bodyJSON(d.Body)
-	return c.printJSON(out)
+	return c.PrintJSON(out)
 }

@@ -12,10 +12,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"troupe/bus"
+	"troupe/cmd/troupe/cli"
 	"troupe/pipeline"
 )
 
-func newPipelineTop(c *cli) *cobra.Command {
+func newPipelineTop(c command) *cobra.Command {
 	var every time.Duration
 	var once bool
 	cmd := &cobra.Command{
@@ -27,12 +28,12 @@ out, and how old its oldest item is. With --json it prints one object a pipeline
 		Example: "  troupe pipeline top\n  troupe pipeline top rl --once --json",
 		RunE: func(cmd *cobra.Command, names []string) error {
 			if every < 100*time.Millisecond {
-				return usagef("--every %s: must be 100ms at least", every)
+				return cli.Usagef("--every %s: must be 100ms at least", every)
 			}
-			return c.withBus(cmd.Context(), func(b *bus.Bus, s server) error {
+			return c.WithBus(cmd.Context(), func(b *bus.Bus, s cli.Server) error {
 				if len(names) > 0 {
 					var err error
-					if s, err = s.findPipeline(cmd.Context(), b, names[0]); err != nil {
+					if s, err = findPipeline(cmd.Context(), s, b, names[0]); err != nil {
 						return err
 					}
 				}
@@ -40,17 +41,17 @@ out, and how old its oldest item is. With --json it prints one object a pipeline
 			})
 		},
 	}
-	c.serverFlags(cmd)
-	c.jsonFlag(cmd, "print one JSON object a line instead of tables")
+	c.ServerFlags(cmd)
+	c.JSONFlag(cmd, "print one JSON object a line instead of tables")
 	cmd.Flags().DurationVar(&every, "every", time.Second, "time between two refreshes")
 	cmd.Flags().BoolVar(&once, "once", false, "print the table once")
 	return cmd
 }
 
-func (c *cli) top(ctx context.Context, b *bus.Bus, s server, names []string, every time.Duration, once bool) error {
-	return c.repeat(ctx, watchFlags{on: !once, every: every}, func(ctx context.Context) error {
-		namespaces := []string{s.namespace}
-		if !s.named && len(names) == 0 {
+func (c command) top(ctx context.Context, b *bus.Bus, s cli.Server, names []string, every time.Duration, once bool) error {
+	return c.Repeat(ctx, cli.WatchFlags{On: !once, Every: every}, func(ctx context.Context) error {
+		namespaces := []string{s.Namespace}
+		if !s.Named && len(names) == 0 {
 			stored, err := pipeline.ListAll(ctx, b)
 			if err != nil {
 				return err
@@ -82,7 +83,7 @@ func statuses(ctx context.Context, b *bus.Bus, namespace string, names []string)
 	for _, name := range wanted {
 		p, err := pipeline.Connect(b, namespace, name)
 		if err != nil {
-			return nil, &usageError{err}
+			return nil, cli.Usagef("%w", err)
 		}
 		st, err := p.Status(ctx)
 		if errors.Is(err, bus.ErrNotFound) && len(names) == 0 {
@@ -96,29 +97,29 @@ func statuses(ctx context.Context, b *bus.Bus, namespace string, names []string)
 	return out, nil
 }
 
-func (c *cli) showStatuses(s server, all []pipeline.Status) error {
+func (c command) showStatuses(s cli.Server, all []pipeline.Status) error {
 	switch {
-	case len(all) > 0 || c.json:
-	case s.named:
-		c.printf("no pipeline runs in namespace %s\n", s.namespace)
+	case len(all) > 0 || c.JSON:
+	case s.Named:
+		c.Printf("no pipeline runs in namespace %s\n", s.Namespace)
 	default:
-		c.printf("no pipeline runs\n")
+		c.Printf("no pipeline runs\n")
 	}
 	for _, st := range all {
-		if c.json {
-			if err := c.printJSON(st); err != nil {
+		if c.JSON {
+			if err := c.PrintJSON(st); err != nil {
 				return err
 			}
 			continue
 		}
-		c.printf("pipeline %s, version %v, %d dead letters (%d given up since it was opened), by %s since %s\n", st.Name, st.Version, st.Dead, st.GivenUp, st.By, age(st.Since))
-		if err := c.table("STAGE ROLE WORKERS IN_FLIGHT WAITING PER_S DONE RETRIES LOST DEAD P50 P99 STATE", stageRows(st)); err != nil {
+		c.Printf("pipeline %s, version %v, %d dead letters (%d given up since it was opened), by %s since %s\n", st.Name, st.Version, st.Dead, st.GivenUp, st.By, cli.Age(st.Since))
+		if err := c.Table("STAGE ROLE WORKERS IN_FLIGHT WAITING PER_S DONE RETRIES LOST DEAD P50 P99 STATE", stageRows(st)); err != nil {
 			return err
 		}
-		if err := c.table("STREAM DEPTH OF BYTES IN_S OUT_S OLDEST BLOCKED DROPPED STALE LATE", streamRows(st)); err != nil {
+		if err := c.Table("STREAM DEPTH OF BYTES IN_S OUT_S OLDEST BLOCKED DROPPED STALE LATE", streamRows(st)); err != nil {
 			return err
 		}
-		c.printf("\n")
+		c.Printf("\n")
 	}
 	return nil
 }

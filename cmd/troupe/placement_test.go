@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"troupe/cmd/troupe/cli"
 	"troupe/placement"
 )
 
@@ -69,7 +70,7 @@ func TestWatchDevices(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	doneCh := make(chan int, 1)
 	go func() {
-		doneCh <- execute(ctx, []string{"gpus", "--watch", "--every", "100ms"}, &cli{out: &out, err: &errs, env: u.getenv})
+		doneCh <- execute(ctx, []string{"gpus", "--watch", "--every", "100ms"}, &cli.CLI{Out: &out, Err: &errs, Env: u.getenv})
 	}()
 	require.Contains(t, out.line(t, errs.String), "HELD BY")
 	require.NotContains(t, out.String(), "actor_train")

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"slices"
 	"strings"
@@ -9,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"troupe/bus"
+	"troupe/cmd/troupe/cli"
 	"troupe/gpu"
 	"troupe/placement"
 	"troupe/placement/planner"
@@ -72,7 +72,7 @@ func (f *requestFlags) request(cmd *cobra.Command) (placement.Request, error) {
 		err = errors.Join(err, bus.CheckName("reservation", f.id))
 	}
 	if err := errors.Join(err, bundleErr, mappingErr); err != nil {
-		return r, &usageError{err}
+		return r, cli.Usagef("%w", err)
 	}
 	switch {
 	case mapping != nil && f.bundles == 0:
@@ -81,13 +81,13 @@ func (f *requestFlags) request(cmd *cobra.Command) (placement.Request, error) {
 			r.Bundles = []placement.Bundle{bundle}
 		}
 	case mapping != nil:
-		return r, usagef("--bundles and --device-mapping exclude each other; give one")
+		return r, cli.Usagef("--bundles and --device-mapping exclude each other; give one")
 	case f.bundles <= 0 && cmd.Flags().Changed("bundles"):
-		return r, usagef("--bundles %d: must be positive", f.bundles)
+		return r, cli.Usagef("--bundles %d: must be positive", f.bundles)
 	case f.bundles == 0:
-		return r, usagef("give --bundles N and --devices D, or --world N and --device-mapping TEXT")
+		return r, cli.Usagef("give --bundles N and --devices D, or --world N and --device-mapping TEXT")
 	case f.bundles > 1<<16:
-		return r, usagef("--bundles %d: the most is %d", f.bundles, 1<<16)
+		return r, cli.Usagef("--bundles %d: the most is %d", f.bundles, 1<<16)
 	default:
 		r.Bundles = placement.Repeat(f.bundles, bundle)
 	}
@@ -105,7 +105,7 @@ func (f *requestFlags) bundle() (b placement.Bundle, err error) {
 		size, err := gpu.ParseBytes(f.memory)
 		b.Memory = int64(size)
 		if err != nil {
-			errs = append(errs, usagef("--memory: %w", err))
+			errs = append(errs, cli.Usagef("--memory: %w", err))
 		}
 	}
 	if len(f.labels) > 0 {
@@ -114,7 +114,7 @@ func (f *requestFlags) bundle() (b placement.Bundle, err error) {
 	for _, label := range f.labels {
 		key, value, ok := strings.Cut(label, "=")
 		if !ok || key == "" {
-			errs = append(errs, usagef("--labels %q: give k=v", label))
+			errs = append(errs, cli.Usagef("--labels %q: give k=v", label))
 		}
 		b.Labels[key] = value
 	}
@@ -128,7 +128,7 @@ func share(flag, text string) (placement.Share, error) {
 	}
 	s, err := planner.ParseShare(text)
 	if err != nil {
-		return 0, usagef("%s: %w", flag, err)
+		return 0, cli.Usagef("%s: %w", flag, err)
 	}
 	return s, nil
 }
@@ -139,48 +139,24 @@ func (f *requestFlags) exact(cmd *cobra.Command) (*placement.Mapping, error) {
 	case !world && !mapping:
 		return nil, nil
 	case !world || f.world <= 0:
-		return nil, usagef("--device-mapping needs --world N, one or more workers to deal the devices to; it is %d", f.world)
+		return nil, cli.Usagef("--device-mapping needs --world N, one or more workers to deal the devices to; it is %d", f.world)
 	case !mapping: // workers without devices, spread over the nodes
 		return &placement.Mapping{World: f.world}, nil
 	}
 	ids, err := planner.ParseMapping(f.mapping)
 	if err != nil {
-		return nil, usagef("--device-mapping: %w", err)
+		return nil, cli.Usagef("--device-mapping: %w", err)
 	}
 	return &placement.Mapping{World: f.world, Devices: ids}, nil
 }
 
-// withPlacement calls do with a client of the placement service. An operator's client sees every namespace.
-func (c *cli) withPlacement(ctx context.Context, operator bool, do func(*placement.Client) error) error {
-	return c.withBus(ctx, func(b *bus.Bus, s server) error {
-		namespace := s.namespace
-		if operator {
-			namespace = ""
-		}
-		client, err := placement.NewClient(b, namespace)
-		if err != nil {
-			return err
-		}
-		defer client.Close()
-		return usageIfInvalid(do(client))
-	})
-}
-
-// usageIfInvalid makes an invalid request a usage error.
-func usageIfInvalid(err error) error {
-	if errors.Is(err, placement.ErrInvalid) || errors.Is(err, bus.ErrInvalid) {
-		return &usageError{err}
-	}
-	return err
-}
-
 // workerRows are the nodes and devices of workers, as rows of a table.
-func (c *cli) workersTable(workers []placement.Worker) error {
+func (c command) workersTable(workers []placement.Worker) error {
 	rows := make([][]string, len(workers))
 	for i, w := range workers {
 		rows[i] = []string{itoa(w.Rank), itoa(w.NodeRank), w.Node, indices(w.Devices), parts(w)}
 	}
-	return c.table("RANK NODE_RANK NODE DEVICES SHARE", rows)
+	return c.Table("RANK NODE_RANK NODE DEVICES SHARE", rows)
 }
 
 func indices(devices []int) string {

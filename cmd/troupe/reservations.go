@@ -7,12 +7,13 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"troupe/cmd/troupe/cli"
 	"troupe/placement"
 )
 
-func newReservations(c *cli) *cobra.Command {
+func newReservations(c command) *cobra.Command {
 	var all bool
-	var watch watchFlags
+	var watch cli.WatchFlags
 	cmd := &cobra.Command{
 		Use:     "reservations",
 		Short:   "List reservations and waiting requests",
@@ -20,38 +21,38 @@ func newReservations(c *cli) *cobra.Command {
 		Example: "  troupe reservations\n  troupe reservations --all --json | jq '.reservations[].id'",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return c.repeat(cmd.Context(), watch, func(ctx context.Context) error { return c.reservations(ctx, all) })
+			return c.Repeat(cmd.Context(), watch, func(ctx context.Context) error { return c.reservations(ctx, all) })
 		},
 	}
-	watch.add(cmd)
+	watch.Add(cmd)
 	cmd.Flags().BoolVar(&all, "all", false, "list all namespaces")
-	c.serverFlags(cmd)
-	c.jsonFlag(cmd, "print one JSON object: reservations and waiting")
+	c.ServerFlags(cmd)
+	c.JSONFlag(cmd, "print one JSON object: reservations and waiting")
 	return cmd
 }
 
-func (c *cli) reservations(ctx context.Context, all bool) error {
-	return c.withPlacement(ctx, all, func(client *placement.Client) error {
+func (c command) reservations(ctx context.Context, all bool) error {
+	return c.WithPlacement(ctx, all, func(client *placement.Client) error {
 		list, err := client.List(ctx)
 		if err != nil {
 			return err
 		}
-		if c.json {
-			return c.printJSON(list)
+		if c.JSON {
+			return c.PrintJSON(list)
 		}
 		if len(list.Records)+len(list.Waiting) == 0 {
-			c.printf("nothing is reserved\n")
+			c.Printf("nothing is reserved\n")
 			return nil
 		}
 		rows := make([][]string, 0, len(list.Records)+len(list.Waiting))
 		for _, r := range list.Records {
-			rows = append(rows, []string{r.ID, r.Namespace, r.Holder, string(r.State), age(r.Since), itoa(len(r.Workers)), deviceCount(r), itoa(r.Priority), why(r)})
+			rows = append(rows, []string{r.ID, r.Namespace, r.Holder, string(r.State), cli.Age(r.Since), itoa(len(r.Workers)), deviceCount(r), itoa(r.Priority), why(r)})
 		}
 		for _, w := range list.Waiting {
 			waits := (time.Duration(w.Waited) * time.Millisecond).Round(time.Second).String()
 			rows = append(rows, []string{w.ID, w.Namespace, w.Holder, "waits", waits, "–", w.Devices.String(), itoa(w.Priority), w.Wait.Text})
 		}
-		return c.table("ID NAMESPACE HOLDER STATE SINCE WORKERS DEVICES PRIORITY WHY", rows)
+		return c.Table("ID NAMESPACE HOLDER STATE SINCE WORKERS DEVICES PRIORITY WHY", rows)
 	})
 }
 

@@ -10,11 +10,12 @@ import (
 	"github.com/spf13/cobra"
 
 	"troupe/bus"
+	"troupe/cmd/troupe/cli"
 	"troupe/placement"
 	"troupe/placement/planner"
 )
 
-func newReserve(c *cli) *cobra.Command {
+func newReserve(c command) *cobra.Command {
 	var f requestFlags
 	var wait time.Duration
 	cmd := &cobra.Command{
@@ -34,15 +35,15 @@ fails at once. An invalid request ends with exit code 2.`,
 				return err
 			}
 			if wait < 0 {
-				return usagef("--wait %v: must not be negative", wait)
+				return cli.Usagef("--wait %v: must not be negative", wait)
 			}
 			return c.reserve(cmd.Context(), r, wait)
 		},
 	}
 	f.add(cmd)
 	cmd.Flags().DurationVar(&wait, "wait", time.Minute, "how long to wait in the queue; 0 does not wait")
-	c.serverFlags(cmd)
-	c.jsonFlag(cmd, "print one JSON object: granted, reasons, workers, id and token")
+	c.ServerFlags(cmd)
+	c.JSONFlag(cmd, "print one JSON object: granted, reasons, workers, id and token")
 	return cmd
 }
 
@@ -58,14 +59,14 @@ type reserved struct {
 	Unmet    string             `json:"unmet,omitempty"`
 }
 
-func (c *cli) reserve(ctx context.Context, r placement.Request, wait time.Duration) error {
-	return c.withPlacement(ctx, false, func(client *placement.Client) error {
+func (c command) reserve(ctx context.Context, r placement.Request, wait time.Duration) error {
+	return c.WithPlacement(ctx, false, func(client *placement.Client) error {
 		record, err := c.obtain(ctx, client, r, wait)
-		if !c.json {
+		if !c.JSON {
 			if err != nil {
 				return err
 			}
-			c.printf("%s is reserved under token %d\n", record.ID, record.Token)
+			c.Printf("%s is reserved under token %d\n", record.ID, record.Token)
 			return c.workersTable(record.Workers)
 		}
 		out := reserved{
@@ -81,11 +82,11 @@ func (c *cli) reserve(ctx context.Context, r placement.Request, wait time.Durati
 		if err != nil {
 			out.Reasons, out.WaitsFor = whyNot(err)
 		}
-		return errors.Join(c.printJSON(out), err)
+		return errors.Join(c.PrintJSON(out), err)
 	})
 }
 
-func (c *cli) obtain(ctx context.Context, client *placement.Client, r placement.Request, wait time.Duration) (placement.Record, error) {
+func (c command) obtain(ctx context.Context, client *placement.Client, r placement.Request, wait time.Duration) (placement.Record, error) {
 	if wait == 0 {
 		return client.TryReserve(ctx, r)
 	}
@@ -106,7 +107,7 @@ func whyNot(err error) ([]planner.Reason, []planner.Obstacle) {
 	return reasons, nil
 }
 
-func newRelease(c *cli) *cobra.Command {
+func newRelease(c command) *cobra.Command {
 	var token uint64
 	cmd := &cobra.Command{
 		Use:   "release ID",
@@ -120,13 +121,13 @@ reservation of the same id.`,
 		ValidArgsFunction: c.completeReservation,
 	}
 	cmd.Flags().Uint64Var(&token, "token", 0, "token of the grant (default that of the current grant)")
-	c.serverFlags(cmd)
-	c.jsonFlag(cmd, "print one JSON object: id and released, whether it was there")
+	c.ServerFlags(cmd)
+	c.JSONFlag(cmd, "print one JSON object: id and released, whether it was there")
 	return cmd
 }
 
-func (c *cli) release(ctx context.Context, id string, token uint64) error {
-	return c.withPlacement(ctx, false, func(client *placement.Client) error {
+func (c command) release(ctx context.Context, id string, token uint64) error {
+	return c.WithPlacement(ctx, false, func(client *placement.Client) error {
 		list, err := client.List(ctx)
 		if err != nil {
 			return err
@@ -137,16 +138,16 @@ func (c *cli) release(ctx context.Context, id string, token uint64) error {
 				return err
 			}
 		}
-		if c.json {
-			err = c.printJSON(struct {
+		if c.JSON {
+			err = c.PrintJSON(struct {
 				ID       string `json:"id"`
 				Released bool   `json:"released"`
 			}{id, at >= 0})
 		} else if at >= 0 {
-			c.printf("%s is released\n", id)
+			c.Printf("%s is released\n", id)
 		}
 		if err == nil && at < 0 {
-			err = bus.Errorf(bus.CodeNotFound, "no reservation %q; %s", id, thereAre(reservationIDs(list.Records)))
+			err = bus.Errorf(bus.CodeNotFound, "no reservation %q; %s", id, cli.ThereAre(reservationIDs(list.Records)))
 		}
 		return err
 	})

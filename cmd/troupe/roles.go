@@ -12,13 +12,14 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/cmd/troupe/cli"
 	"troupe/dispatch"
 	"troupe/roles"
 	"troupe/roles/registry"
 )
 
-func newRoles(c *cli) *cobra.Command {
-	var watch watchFlags
+func newRoles(c command) *cobra.Command {
+	var watch cli.WatchFlags
 	cmd := &cobra.Command{
 		Use:   "roles [ROLE]",
 		Short: "List the roles of all namespaces or of one, or the workers of a role",
@@ -30,29 +31,29 @@ With the name of a role it prints the workers: node, devices and present state o
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 1 {
-				return c.repeat(cmd.Context(), watch, func(ctx context.Context) error { return c.ranks(ctx, args[0]) })
+				return c.Repeat(cmd.Context(), watch, func(ctx context.Context) error { return c.ranks(ctx, args[0]) })
 			}
-			return c.repeat(cmd.Context(), watch, c.roles)
+			return c.Repeat(cmd.Context(), watch, c.roles)
 		},
 		ValidArgsFunction: c.completeRole,
 	}
-	watch.add(cmd)
-	c.serverFlags(cmd)
-	c.jsonFlag(cmd, "print one JSON object a role, or a worker, instead of a table")
+	watch.Add(cmd)
+	c.ServerFlags(cmd)
+	c.JSONFlag(cmd, "print one JSON object a role, or a worker, instead of a table")
 	return cmd
 }
 
-func (c *cli) roles(ctx context.Context) error {
-	return c.withBus(ctx, func(b *bus.Bus, s server) error {
-		all, err := s.roles(ctx, b)
+func (c command) roles(ctx context.Context) error {
+	return c.WithBus(ctx, func(b *bus.Bus, s cli.Server) error {
+		all, err := rolesOf(ctx, s, b)
 		if err != nil {
 			return err
 		}
-		if !c.json {
+		if !c.JSON {
 			return c.rolesTable(s, all)
 		}
 		for _, r := range all {
-			if err := c.printJSON(roleJSON(r)); err != nil {
+			if err := c.PrintJSON(roleJSON(r)); err != nil {
 				return err
 			}
 		}
@@ -60,24 +61,24 @@ func (c *cli) roles(ctx context.Context) error {
 	})
 }
 
-// roles lists the roles of the namespace that was given, or of all.
-func (s server) roles(ctx context.Context, b *bus.Bus) ([]registry.RoleRecord, error) {
+// rolesOf lists the roles of the namespace that was given, or of all.
+func rolesOf(ctx context.Context, s cli.Server, b *bus.Bus) ([]registry.RoleRecord, error) {
 	all, err := registry.All(ctx, b)
-	if s.named {
-		all = slices.DeleteFunc(all, func(r registry.RoleRecord) bool { return r.Namespace != s.namespace })
+	if s.Named {
+		all = slices.DeleteFunc(all, func(r registry.RoleRecord) bool { return r.Namespace != s.Namespace })
 	}
 	return all, err
 }
 
-// elsewhere reports whether a role is in another namespace than the default.
-func (s server) elsewhere(all []registry.RoleRecord) bool {
-	return slices.ContainsFunc(all, func(r registry.RoleRecord) bool { return r.Namespace != s.namespace })
+// inOtherNamespace reports whether a role is in another namespace than the default.
+func inOtherNamespace(s cli.Server, all []registry.RoleRecord) bool {
+	return slices.ContainsFunc(all, func(r registry.RoleRecord) bool { return r.Namespace != s.Namespace })
 }
 
 // noRoles is the text in place of an empty table.
-func (s server) noRoles() string {
-	if s.named {
-		return fmt.Sprintf("no roles in namespace %s", s.namespace)
+func noRoles(s cli.Server) string {
+	if s.Named {
+		return fmt.Sprintf("no roles in namespace %s", s.Namespace)
 	}
 	return "no roles"
 }
@@ -121,18 +122,18 @@ type rank struct {
 }
 
 // ranks prints the workers of a role. It waits for their answers for infoWait.
-func (c *cli) ranks(ctx context.Context, role string) error {
+func (c command) ranks(ctx context.Context, role string) error {
 	if err := bus.CheckRoleName(role); err != nil {
-		return &usageError{err}
+		return cli.Usagef("%w", err)
 	}
-	return c.withRole(ctx, role, func(cluster *roles.Cluster) error {
+	return c.WithRole(ctx, role, func(cluster *roles.Cluster) error {
 		rows := ranksOf(cluster.Record())
 		if err := hearRanks(ctx, cluster, rows); err != nil {
 			return err
 		}
-		if c.json {
+		if c.JSON {
 			for _, r := range rows {
-				if err := c.printJSON(r); err != nil {
+				if err := c.PrintJSON(r); err != nil {
 					return err
 				}
 			}
@@ -142,7 +143,7 @@ func (c *cli) ranks(ctx context.Context, role string) error {
 			return err
 		}
 		if rec := cluster.Record(); rec.Restart != nil || rec.Cause != "" {
-			c.printf("role %s is %s since %s: %s\n", rec.Name, rec.State, age(rec.Since), causeOf(rec))
+			c.Printf("role %s is %s since %s: %s\n", rec.Name, rec.State, cli.Age(rec.Since), causeOf(rec))
 		}
 		return nil
 	})
@@ -186,7 +187,7 @@ func causeOf(rec registry.RoleRecord) string {
 }
 
 // completeRole completes the name of a role.
-func (c *cli) completeRole(cmd *cobra.Command, words []string, prefix string) ([]string, cobra.ShellCompDirective) {
+func (c command) completeRole(cmd *cobra.Command, words []string, prefix string) ([]string, cobra.ShellCompDirective) {
 	if len(words) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
@@ -224,7 +225,7 @@ func (r *rank) hear(info actors.Info) {
 	}
 }
 
-func (c *cli) ranksTable(all []rank) error {
+func (c command) ranksTable(all []rank) error {
 	rows := make([][]string, len(all))
 	for i, r := range all {
 		busy := "idle"
@@ -233,7 +234,7 @@ func (c *cli) ranksTable(all []rank) error {
 		}
 		rows[i] = []string{itoa(r.Rank), cmp.Or(r.Name, "–"), cmp.Or(r.Node, "–"), indices(r.Devices), pidText(r.PID), r.State, itoa(r.Calls), busy}
 	}
-	return c.table("RANK WORKER NODE DEVICES PID STATE CALLS BUSY", rows)
+	return c.Table("RANK WORKER NODE DEVICES PID STATE CALLS BUSY", rows)
 }
 
 // pidText is a pid, or a dash.
@@ -244,22 +245,22 @@ func pidText(pid int) string {
 	return itoa(pid)
 }
 
-func (c *cli) rolesTable(s server, all []registry.RoleRecord) error {
+func (c command) rolesTable(s cli.Server, all []registry.RoleRecord) error {
 	rows, header := make([][]string, len(all)), "ROLE CLASS WORLD MESH STATE SINCE LIFE NODES BY CAUSE"
 	for i, r := range all {
 		life := "owned"
 		if r.Detached {
 			life = "detached"
 		}
-		rows[i] = []string{r.Name, r.Class, itoa(r.World), r.Mesh.String(), string(r.State), age(r.Since), life, nodesOf(r), r.By, causeOf(r)}
-		if s.elsewhere(all) {
+		rows[i] = []string{r.Name, r.Class, itoa(r.World), r.Mesh.String(), string(r.State), cli.Age(r.Since), life, nodesOf(r), r.By, causeOf(r)}
+		if inOtherNamespace(s, all) {
 			rows[i] = slices.Insert(rows[i], 1, r.Namespace)
 		}
 	}
-	if s.elsewhere(all) {
+	if inOtherNamespace(s, all) {
 		header = strings.Replace(header, " ", " NAMESPACE ", 1)
 	}
-	return c.tableOr(s.noRoles(), header, rows)
+	return c.TableOr(noRoles(s), header, rows)
 }
 
 // nodesOf names the nodes of a role's processes, at most two of them.
@@ -278,5 +279,3 @@ func nodesOf(r registry.RoleRecord) string {
 	}
 	return strings.Join(names, ",")
 }
-
-func age(t time.Time) string { return time.Since(t).Round(time.Second).String() + " ago" }

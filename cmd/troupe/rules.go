@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"troupe/cmd/troupe/cli"
 	"troupe/placement"
 	"troupe/placement/planner"
 )
@@ -21,7 +22,7 @@ type rulesFlags struct {
 	backfill int
 }
 
-func newRules(c *cli) *cobra.Command {
+func newRules(c command) *cobra.Command {
 	var f rulesFlags
 	cmd := &cobra.Command{
 		Use:   "rules",
@@ -44,8 +45,8 @@ lets the first request of the queue preempt reservations of lower priority, whos
 	cmd.Flags().BoolVar(&f.preempt, "preempt", false, "let the first request of the queue preempt lower priorities")
 	cmd.Flags().DurationVar(&f.grace, "grace", 0, "time for a preempted holder to release (default 30s)")
 	cmd.Flags().IntVar(&f.backfill, "backfill-depth", 0, "requests behind the first that are tried each time; -1 for none (default 128)")
-	c.serverFlags(cmd)
-	c.jsonFlag(cmd, "print one JSON object: quotas, preempt, backfill_depth and grace_s, in seconds")
+	c.ServerFlags(cmd)
+	c.JSONFlag(cmd, "print one JSON object: quotas, preempt, backfill_depth and grace_s, in seconds")
 	return cmd
 }
 
@@ -55,12 +56,12 @@ func (f *rulesFlags) check(cmd *cobra.Command) (change func(*placement.Rules), e
 	for _, text := range f.quotas {
 		namespace, limit, ok := strings.Cut(text, "=")
 		if !ok || namespace == "" {
-			return nil, usagef("--quota %q: give NAMESPACE=N or NAMESPACE=none", text)
+			return nil, cli.Usagef("--quota %q: give NAMESPACE=N or NAMESPACE=none", text)
 		}
 		if quotas[namespace] = nil; limit != "none" {
 			share, err := planner.ParseShare(limit)
 			if err != nil {
-				return nil, usagef("--quota %q: %w", text, err)
+				return nil, cli.Usagef("--quota %q: %w", text, err)
 			}
 			quotas[namespace] = &share
 		}
@@ -91,8 +92,8 @@ func (f *rulesFlags) check(cmd *cobra.Command) (change func(*placement.Rules), e
 	}, nil
 }
 
-func (c *cli) rules(ctx context.Context, change func(*placement.Rules)) error {
-	return c.withPlacement(ctx, true, func(client *placement.Client) error {
+func (c command) rules(ctx context.Context, change func(*placement.Rules)) error {
+	return c.WithPlacement(ctx, true, func(client *placement.Client) error {
 		rules, err := client.Rules(ctx)
 		if err != nil {
 			return err
@@ -107,9 +108,9 @@ func (c *cli) rules(ctx context.Context, change func(*placement.Rules)) error {
 	})
 }
 
-func (c *cli) showRules(r placement.Rules) error {
-	if c.json {
-		return c.printJSON(struct {
+func (c command) showRules(r placement.Rules) error {
+	if c.JSON {
+		return c.PrintJSON(struct {
 			placement.Rules
 			Grace  *struct{} `json:"grace,omitempty"`
 			GraceS float64   `json:"grace_s"`
@@ -119,12 +120,12 @@ func (c *cli) showRules(r placement.Rules) error {
 	if r.Preempt {
 		preemption = "on, with a grace of " + r.Grace.String()
 	}
-	c.printf("preemption: %s\nbackfill: %d behind the head\n", preemption, max(r.BackfillDepth, 0))
+	c.Printf("preemption: %s\nbackfill: %d behind the head\n", preemption, max(r.BackfillDepth, 0))
 	if len(r.Quotas) == 0 {
-		c.printf("quotas: none\n")
+		c.Printf("quotas: none\n")
 	}
 	for _, namespace := range slices.Sorted(maps.Keys(r.Quotas)) {
-		c.printf("quota of %s: %s devices\n", namespace, r.Quotas[namespace])
+		c.Printf("quota of %s: %s devices\n", namespace, r.Quotas[namespace])
 	}
 	return nil
 }

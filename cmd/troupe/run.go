@@ -11,6 +11,7 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/wire"
+	"troupe/cmd/troupe/cli"
 	"troupe/nodes"
 	"troupe/pipeline"
 	"troupe/pipeline/spec"
@@ -26,7 +27,7 @@ type runFlags struct {
 	store string
 }
 
-func newRun(c *cli) *cobra.Command {
+func newRun(c command) *cobra.Command {
 	var flags runFlags
 	cmd := &cobra.Command{
 		Use:   "run FILE",
@@ -53,8 +54,8 @@ the nodes. Without a head on this machine, run starts a private one, which ends 
 			return c.runFile(cmd.Context(), file, flags)
 		},
 	}
-	c.serverFlags(cmd)
-	c.jsonFlag(cmd, "say what happens in one JSON object a line")
+	c.ServerFlags(cmd)
+	c.JSONFlag(cmd, "say what happens in one JSON object a line")
 	cmd.Flags().BoolVar(&flags.check, "check", false, "only check the file")
 	cmd.Flags().BoolVar(&flags.drain, "drain", false, "accept no new items, and end when all present ones are processed")
 	cmd.Flags().DurationVar(&flags.grace, "grace", 10*time.Second, "how long running handlers may take at the end")
@@ -65,48 +66,48 @@ the nodes. Without a head on this machine, run starts a private one, which ends 
 func readRun(path string) (spec.File, error) {
 	text, err := bus.ReadFile(path, 16<<20)
 	if err != nil {
-		return spec.File{}, &usageError{err}
+		return spec.File{}, cli.Usagef("%w", err)
 	}
 	file, err := spec.ParseFile(text, hosted())
 	if err != nil {
-		return file, usagef("%s: %w", path, err)
+		return file, cli.Usagef("%s: %w", path, err)
 	}
 	return file, nil
 }
 
-func (c *cli) checked(path string, f spec.File) error {
-	if c.json {
-		return c.printJSON(map[string]any{"file": path, "ok": true, "roles": len(f.Roles), "streams": len(f.Spec.Streams), "stages": len(f.Spec.Stages)})
+func (c command) checked(path string, f spec.File) error {
+	if c.JSON {
+		return c.PrintJSON(map[string]any{"file": path, "ok": true, "roles": len(f.Roles), "streams": len(f.Spec.Streams), "stages": len(f.Spec.Stages)})
 	}
-	c.printf("%s: %d roles, %d streams, %d stages; no mistakes\n", path, len(f.Roles), len(f.Spec.Streams), len(f.Spec.Stages))
+	c.Printf("%s: %d roles, %d streams, %d stages; no mistakes\n", path, len(f.Roles), len(f.Spec.Streams), len(f.Spec.Stages))
 	return nil
 }
 
 // say prints progress.
-func (c *cli) say(event, name, format string, args ...any) {
+func (c command) say(event, name, format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
-	if c.json {
-		_ = c.printJSON(map[string]string{"event": event, "name": name, "text": text}) // fails only if the output is closed
+	if c.JSON {
+		_ = c.PrintJSON(map[string]string{"event": event, "name": name, "text": text}) // fails only if the output is closed
 		return
 	}
-	c.printf("%-9s %-16s %s\n", event, name, text)
+	c.Printf("%-9s %-16s %s\n", event, name, text)
 }
 
 // runBus connects to the head, or starts a private one for this run.
-func (c *cli) runBus(ctx context.Context, file spec.File, flags runFlags) (*bus.Bus, string, error) {
-	if c.namespace == "" && c.env("TROUPE_NAMESPACE") == "" {
-		c.namespace = file.Namespace
+func (c command) runBus(ctx context.Context, file spec.File, flags runFlags) (*bus.Bus, string, error) {
+	if c.Namespace == "" && c.Env("TROUPE_NAMESPACE") == "" {
+		c.Namespace = file.Namespace
 	}
-	c.ownHead = true
-	b, s, err := c.open(ctx)
+	c.OwnHead = true
+	b, s, err := c.Open(ctx)
 	if errors.Is(err, nodes.ErrNoHead) {
 		c.say("head", "private", "no head on this machine: one for this run alone")
-		b, err = bus.Open(ctx, bus.Config{Name: "troupe-run", Logger: s.bus.Logger, Server: bus.ServerConfig{StoreDir: flags.store, SyncAlways: true}})
+		b, err = bus.Open(ctx, bus.Config{Name: "troupe-run", Logger: s.Bus.Logger, Server: bus.ServerConfig{StoreDir: flags.store, SyncAlways: true}})
 	}
-	return b, s.namespace, err
+	return b, s.Namespace, err
 }
 
-func (c *cli) runFile(ctx context.Context, file spec.File, flags runFlags) (err error) {
+func (c command) runFile(ctx context.Context, file spec.File, flags runFlags) (err error) {
 	b, namespace, err := c.runBus(ctx, file, flags)
 	if err != nil {
 		return err
@@ -139,27 +140,27 @@ func (c *cli) runFile(ctx context.Context, file spec.File, flags runFlags) (err 
 func notRunning(ctx context.Context, b *bus.Bus, namespace, name string) error {
 	p, err := pipeline.Connect(b, namespace, name)
 	if err != nil {
-		return &usageError{err}
+		return cli.Usagef("%w", err)
 	}
 	if st, err := p.Status(ctx); err == nil {
-		return bus.Errorf(bus.CodeExists, "pipeline %s runs already, by %s since %s", name, st.By, age(st.Since))
+		return bus.Errorf(bus.CodeExists, "pipeline %s runs already, by %s since %s", name, st.By, cli.Age(st.Since))
 	}
 	return nil
 }
 
-func (c *cli) takeDown(rt *roles.Runtime) error {
+func (c command) takeDown(rt *roles.Runtime) error {
 	c.say("down", "roles", "the roles are taken down")
 	return rt.Close(context.Background())
 }
 
 // createRole creates one role of the file.
-func (c *cli) createRole(ctx context.Context, rt *roles.Runtime, r spec.RoleSpec) (*roles.Cluster, error) {
+func (c command) createRole(ctx context.Context, rt *roles.Runtime, r spec.RoleSpec) (*roles.Cluster, error) {
 	start := time.Now()
 	spec := roles.Spec{Name: r.Name, Class: r.Class, World: r.World, Mesh: r.Mesh, Config: r.Config}
 	where := "in this process"
 	if p := processOf(r); p != nil {
 		spec.Process, where = p, "as processes on the nodes"
-		p.Output = c.err
+		p.Output = c.Err
 		if spec.Class == "" {
 			spec.Class = r.Name
 		}
@@ -213,7 +214,7 @@ func processOf(r spec.RoleSpec) *roles.Process {
 }
 
 // attendRun prints what runs, and waits for its end.
-func (c *cli) attendRun(ctx context.Context, p *pipeline.Pipeline, file spec.File, flags runFlags) error {
+func (c command) attendRun(ctx context.Context, p *pipeline.Pipeline, file spec.File, flags runFlags) error {
 	st, err := p.Status(ctx)
 	if err == nil {
 		waiting := 0

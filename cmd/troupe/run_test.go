@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"troupe/cmd/troupe/cli"
 	"troupe/pipeline"
 )
 
@@ -45,7 +46,7 @@ func (u *shell) running(path string) (out *screen, stop func() int) {
 	ctx, cancel := context.WithCancel(context.Background())
 	doneCh := make(chan int, 1)
 	go func() {
-		doneCh <- execute(ctx, []string{"run", path, "--grace", "1s"}, &cli{out: out, err: &errs, env: u.getenv})
+		doneCh <- execute(ctx, []string{"run", path, "--grace", "1s"}, &cli.CLI{Out: out, Err: &errs, Env: u.getenv})
 	}()
 	u.t.Cleanup(cancel)
 	require.Eventually(u.t, func() bool { return strings.Contains(out.String(), "Ctrl-C ends it") }, 30*time.Second, 5*time.Millisecond, "%s %s", out, &errs)

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"troupe/bus"
+	"troupe/cmd/troupe/cli"
 	"troupe/nodes"
 	"troupe/roles"
 )
@@ -24,22 +25,22 @@ func parseWorker(text string, oneRank bool) (workerTarget, error) {
 	role, rankText, one := strings.Cut(text, "/")
 	t := workerTarget{role: role, rank: -1}
 	if err := bus.CheckRoleName(role); err != nil {
-		return t, &usageError{err}
+		return t, cli.Usagef("%w", err)
 	}
 	if !one && oneRank {
-		return t, usagef("%q: give ROLE/RANK, with a rank counted from 0", text)
+		return t, cli.Usagef("%q: give ROLE/RANK, with a rank counted from 0", text)
 	}
 	if one {
 		rank, err := strconv.Atoi(rankText)
 		if err != nil || rank < 0 {
-			return t, usagef("%q: give ROLE/RANK, with a rank counted from 0", text)
+			return t, cli.Usagef("%q: give ROLE/RANK, with a rank counted from 0", text)
 		}
 		t.rank = rank
 	}
 	return t, nil
 }
 
-func newStacks(c *cli) *cobra.Command {
+func newStacks(c command) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "stacks ROLE[/RANK]",
 		Short: "Show what the workers of a role are doing: running methods and stacks",
@@ -60,13 +61,13 @@ has it, else by faulthandler.`,
 		},
 		ValidArgsFunction: c.completeRole,
 	}
-	c.serverFlags(cmd)
-	c.jsonFlag(cmd, "print one JSON array with an object for each rank")
+	c.ServerFlags(cmd)
+	c.JSONFlag(cmd, "print one JSON array with an object for each rank")
 	return cmd
 }
 
-func (c *cli) stacks(ctx context.Context, t workerTarget) error {
-	return c.withRole(ctx, t.role, func(cl *roles.Cluster) error {
+func (c command) stacks(ctx context.Context, t workerTarget) error {
+	return c.WithRole(ctx, t.role, func(cl *roles.Cluster) error {
 		var ranks []int
 		if t.rank >= 0 {
 			ranks = []int{t.rank}
@@ -75,20 +76,20 @@ func (c *cli) stacks(ctx context.Context, t workerTarget) error {
 		if err != nil {
 			return err
 		}
-		if c.json {
-			return c.printJSON(all)
+		if c.JSON {
+			return c.PrintJSON(all)
 		}
 		for i, group := range nodes.FoldStacks(all) {
 			if i > 0 {
-				c.printf("\n")
+				c.Printf("\n")
 			}
-			c.printf("%s", group)
+			c.Printf("%s", group)
 		}
 		return nil
 	})
 }
 
-func newInterrupt(c *cli) *cobra.Command {
+func newInterrupt(c command) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "interrupt ROLE/RANK",
 		Short: "Interrupt the running method of a Python worker",
@@ -105,30 +106,30 @@ cancelled error, and the worker continues with its next call.`,
 		},
 		ValidArgsFunction: c.completeRole,
 	}
-	c.serverFlags(cmd)
-	c.jsonFlag(cmd, "print the names of the interrupted methods as one JSON object")
+	c.ServerFlags(cmd)
+	c.JSONFlag(cmd, "print the names of the interrupted methods as one JSON object")
 	return cmd
 }
 
-func (c *cli) interrupt(ctx context.Context, t workerTarget) error {
-	return c.withRole(ctx, t.role, func(cl *roles.Cluster) error {
+func (c command) interrupt(ctx context.Context, t workerTarget) error {
+	return c.WithRole(ctx, t.role, func(cl *roles.Cluster) error {
 		methods, err := cl.Interrupt(ctx, t.rank)
 		if err != nil {
 			return err
 		}
-		if c.json {
-			return c.printJSON(map[string]any{"role": t.role, "rank": t.rank, "interrupted": append([]string{}, methods...)})
+		if c.JSON {
+			return c.PrintJSON(map[string]any{"role": t.role, "rank": t.rank, "interrupted": append([]string{}, methods...)})
 		}
 		if len(methods) == 0 {
-			c.printf("%s/%d does not answer; it is interrupted when it runs Python code again\n", t.role, t.rank)
+			c.Printf("%s/%d does not answer; it is interrupted when it runs Python code again\n", t.role, t.rank)
 			return nil
 		}
-		c.printf("interrupted %s of %s/%d\n", strings.Join(methods, ", "), t.role, t.rank)
+		c.Printf("interrupted %s of %s/%d\n", strings.Join(methods, ", "), t.role, t.rank)
 		return nil
 	})
 }
 
-func newDebug(c *cli) *cobra.Command {
+func newDebug(c command) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "debug ROLE/RANK",
 		Short: "Attach to a Python worker that is stopped at a breakpoint()",
@@ -145,14 +146,14 @@ attached; what it prints says so. It continues when the debugger's "continue" is
 		},
 		ValidArgsFunction: c.completeRole,
 	}
-	c.serverFlags(cmd)
+	c.ServerFlags(cmd)
 	return cmd
 }
 
-func (c *cli) debug(ctx context.Context, t workerTarget, in io.Reader) error {
-	out := c.out
+func (c command) debug(ctx context.Context, t workerTarget, in io.Reader) error {
+	out := c.Out
 	if out == nil {
 		out = os.Stdout
 	}
-	return c.withRole(ctx, t.role, func(cl *roles.Cluster) error { return cl.Debug(ctx, t.rank, in, out) })
+	return c.WithRole(ctx, t.role, func(cl *roles.Cluster) error { return cl.Debug(ctx, t.rank, in, out) })
 }

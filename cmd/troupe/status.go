@@ -13,6 +13,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"troupe/bus"
+	"troupe/cmd/troupe/cli"
+	"troupe/cmd/troupe/head"
 	"troupe/nodes"
 	"troupe/placement"
 	"troupe/roles/registry"
@@ -23,7 +25,7 @@ const askNode = time.Second
 
 // overview is the JSON output of status.
 type overview struct {
-	Head    *headStatus         `json:"head,omitempty"` // nil if no head answers
+	Head    *head.Status        `json:"head,omitempty"` // nil if no head answers
 	URL     string              `json:"url"`
 	Nodes   []nodeOverview      `json:"nodes"`
 	Roles   []roleOutput        `json:"roles"` // of the namespace that was given, or of all
@@ -34,7 +36,7 @@ type overview struct {
 
 	Namespaces []registry.Namespace `json:"namespaces"` // with drivers, roles or reservations
 
-	Runs []privateRun `json:"private_runs,omitempty"` // of this user on this machine, that run now
+	Runs []cli.PrivateRun `json:"private_runs,omitempty"` // of this user on this machine, that run now
 }
 
 type nodeOverview struct {
@@ -56,8 +58,8 @@ type workerOutput struct {
 	ForS float64   `json:"for_s"`
 }
 
-func newStatus(c *cli) *cobra.Command {
-	var watch watchFlags
+func newStatus(c command) *cobra.Command {
+	var watch cli.WatchFlags
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show nodes, devices, roles and the queue on one screen",
@@ -66,31 +68,31 @@ or of --namespace, and the queue. The number of workers
 is "?" if the agent of a node does not answer within a second.`,
 		Example: "  troupe status\n  troupe status --json | jq '.nodes[] | select(.state != \"ready\")'",
 		Args:    cobra.NoArgs,
-		RunE:    func(cmd *cobra.Command, _ []string) error { return c.repeat(cmd.Context(), watch, c.status) },
+		RunE:    func(cmd *cobra.Command, _ []string) error { return c.Repeat(cmd.Context(), watch, c.status) },
 	}
-	watch.add(cmd)
-	c.serverFlags(cmd)
-	c.jsonFlag(cmd, "print one JSON object: head, nodes, roles, reservations, queue, ledger")
+	watch.Add(cmd)
+	c.ServerFlags(cmd)
+	c.JSONFlag(cmd, "print one JSON object: head, nodes, roles, reservations, queue, ledger")
 	return cmd
 }
 
-func (c *cli) status(ctx context.Context) error {
-	return c.withBus(ctx, func(b *bus.Bus, s server) error {
+func (c command) status(ctx context.Context) error {
+	return c.WithBus(ctx, func(b *bus.Bus, s cli.Server) error {
 		view, err := look(ctx, b, s)
 		if err != nil {
 			return err
 		}
-		view.Runs = runningRuns(c.env)
-		if c.json {
-			return c.printJSON(view)
+		view.Runs = cli.RunningRuns(c.Env)
+		if c.JSON {
+			return c.PrintJSON(view)
 		}
 		return c.showStatus(view, s)
 	})
 }
 
 // look collects the overview.
-func look(ctx context.Context, b *bus.Bus, s server) (overview, error) {
-	view := overview{URL: b.URL(), Head: askHead(ctx, b), Nodes: []nodeOverview{}}
+func look(ctx context.Context, b *bus.Bus, s cli.Server) (overview, error) {
+	view := overview{URL: b.URL(), Head: head.Ask(ctx, b), Nodes: []nodeOverview{}}
 	client, err := placement.NewClient(b, "")
 	if err != nil {
 		return view, err
@@ -112,7 +114,7 @@ func look(ctx context.Context, b *bus.Bus, s server) (overview, error) {
 	if view.Namespaces, err = registry.Namespaces(ctx, b); err != nil {
 		return view, err
 	}
-	all, err := s.roles(ctx, b)
+	all, err := rolesOf(ctx, s, b)
 	view.Roles = []roleOutput{}
 	for _, r := range all {
 		view.Roles = append(view.Roles, roleJSON(r))
@@ -190,34 +192,34 @@ func overviewOf(n placement.NodeStatus, users map[string]bool) nodeOverview {
 	return v
 }
 
-func (c *cli) showStatus(v overview, s server) error {
+func (c command) showStatus(v overview, s cli.Server) error {
 	if h := v.Head; h == nil {
-		c.printf("HEAD   %s: no head answers there\n", v.URL)
+		c.Printf("HEAD   %s: no head answers there\n", v.URL)
 	} else {
-		c.printf("HEAD   %s, pid %d, up %s, version %s, connections refused: %d\n", v.URL, h.PID, time.Since(h.Since).Round(time.Second), h.Version, h.Refused)
+		c.Printf("HEAD   %s, pid %d, up %s, version %s, connections refused: %d\n", v.URL, h.PID, time.Since(h.Since).Round(time.Second), h.Version, h.Refused)
 		switch {
 		case h.Clustered && h.Replicas == 1:
-			c.printf("WARNING: the ledger and the registry have one replica; if its server loses its disk, reservations are forgotten (troupe up --replicas 3)\n")
+			c.Printf("WARNING: the ledger and the registry have one replica; if its server loses its disk, reservations are forgotten (troupe up --replicas 3)\n")
 		case h.Clustered:
-			c.printf("STORE  %d replicas\n", h.Replicas)
+			c.Printf("STORE  %d replicas\n", h.Replicas)
 		}
 	}
 	for _, run := range v.Runs {
 		mark := ""
-		if s.run != nil && s.run.ID == run.ID {
+		if s.Run != nil && s.Run.ID == run.ID {
 			mark = " (this one)"
 		}
-		c.printf("RUN    %s, a private head of %s, for %s%s\n", run.ID, run.Driver, time.Since(run.Since).Round(time.Second), mark)
+		c.Printf("RUN    %s, a private head of %s, for %s%s\n", run.ID, run.Driver, time.Since(run.Since).Round(time.Second), mark)
 	}
 	for _, n := range v.Namespaces {
 		if len(n.Drivers) > 0 && n.Name != "default" {
-			c.printf("RUN    namespace %s, of %s, with %s\n", n.Name, strings.Join(n.Drivers, ", "), counted(len(n.Roles), "role"))
+			c.Printf("RUN    namespace %s, of %s, with %s\n", n.Name, strings.Join(n.Drivers, ", "), cli.Counted(len(n.Roles), "role"))
 		}
 	}
 	if v.Ledger.Doubt != "" || v.Ledger.Unconfirmed > 0 {
-		c.printf("%s\n", ledgerLine(v.Ledger))
+		c.Printf("%s\n", ledgerLine(v.Ledger))
 	}
-	c.printf("\n")
+	c.Printf("\n")
 	var rows [][]string
 	for _, n := range v.Nodes {
 		running := "?"
@@ -226,48 +228,31 @@ func (c *cli) showStatus(v overview, s server) error {
 		}
 		rows = append(rows, []string{n.Name, n.State, itoa(n.Devices), itoa(n.Held), itoa(n.Unfit), running, cmp.Or(n.Version, "?"), labelsText(n.Labels), n.Why})
 	}
-	if err := c.tableOr("no nodes", "NODE STATE GPUS HELD UNFIT WORKERS VERSION LABELS WHY", rows); err != nil {
+	if err := c.TableOr("no nodes", "NODE STATE GPUS HELD UNFIT WORKERS VERSION LABELS WHY", rows); err != nil {
 		return err
 	}
-	c.printf("\n")
+	c.Printf("\n")
 	rows = nil
 	all, header := make([]registry.RoleRecord, 0, len(v.Roles)), "ROLE CLASS WORLD STATE FOR BY CAUSE"
 	for _, r := range v.Roles {
 		all = append(all, r.RoleRecord)
 		rows = append(rows, []string{r.Name, r.Class, itoa(r.World), string(r.State), time.Since(r.Since).Round(time.Second).String(), r.By, r.Cause})
 	}
-	if s.elsewhere(all) {
+	if inOtherNamespace(s, all) {
 		header = strings.Replace(header, " ", " NAMESPACE ", 1)
 		for i, r := range all {
 			rows[i] = slices.Insert(rows[i], 1, r.Namespace)
 		}
 	}
-	if err := c.tableOr(s.noRoles(), header, rows); err != nil {
+	if err := c.TableOr(noRoles(s), header, rows); err != nil {
 		return err
 	}
-	c.printf("\n")
+	c.Printf("\n")
 	rows = nil
 	for i, w := range v.Waiting {
 		rows = append(rows, []string{itoa(i + 1), w.ID, w.Namespace, w.Holder, fmt.Sprint(w.Devices), (time.Duration(w.Waited) * time.Millisecond).Round(time.Second).String()})
 	}
-	return c.tableOr(counted(len(v.Held), "reservation")+", no request waits", "PLACE ID NAMESPACE HOLDER DEVICES WAITS", rows)
-}
-
-// counted is a number with its noun.
-func counted(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	return itoa(n) + " " + noun + "s"
-}
-
-// tableOr prints a table, or the text none if it has no rows.
-func (c *cli) tableOr(none, header string, rows [][]string) error {
-	if len(rows) == 0 {
-		c.printf("%s\n", none)
-		return nil
-	}
-	return c.table(header, rows)
+	return c.TableOr(cli.Counted(len(v.Held), "reservation")+", no request waits", "PLACE ID NAMESPACE HOLDER DEVICES WAITS", rows)
 }
 
 func labelsText(labels map[string]string) string {

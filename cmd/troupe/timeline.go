@@ -11,6 +11,7 @@ import (
 
 	"troupe/actors/timeline"
 	"troupe/bus"
+	"troupe/cmd/troupe/cli"
 	"troupe/roles"
 )
 
@@ -26,7 +27,7 @@ type timelineFlags struct {
 	failure bool
 }
 
-func newTimeline(c *cli) *cobra.Command {
+func newTimeline(c command) *cobra.Command {
 	var flags timelineFlags
 	cmd := &cobra.Command{
 		Use:   "timeline ROLE...",
@@ -49,8 +50,8 @@ The recorder of a process keeps its newest 8,192 records; TROUPE_RECORDER=N in i
 			return c.completeCall(cmd, nil, prefix)
 		},
 	}
-	c.serverFlags(cmd)
-	c.jsonFlag(cmd, "print a summary as one JSON object instead of tables")
+	c.ServerFlags(cmd)
+	c.JSONFlag(cmd, "print a summary as one JSON object instead of tables")
 	cmd.Flags().DurationVar(&flags.last, "last", time.Minute, "how far back to go")
 	cmd.Flags().StringVarP(&flags.output, "output", "o", "", `write the trace to this file; "-" writes it to standard output`)
 	cmd.Flags().BoolVar(&flags.failure, "failure", false, "show the stored timeline of the role's last failure")
@@ -63,38 +64,38 @@ The recorder of a process keeps its newest 8,192 records; TROUPE_RECORDER=N in i
 func (f timelineFlags) check(names []string) error {
 	for _, name := range names {
 		if err := bus.CheckRoleName(name); err != nil {
-			return &usageError{err}
+			return cli.Usagef("%w", err)
 		}
 	}
 	switch {
 	case f.last <= 0 || f.last > maxTimelineLast:
-		return usagef("--last %s: give a duration up to %s", f.last, maxTimelineLast)
+		return cli.Usagef("--last %s: give a duration up to %s", f.last, maxTimelineLast)
 	case f.failure && len(names) > 1:
-		return usagef("--failure shows one role; %d are given", len(names))
+		return cli.Usagef("--failure shows one role; %d are given", len(names))
 	}
 	return nil
 }
 
-func (c *cli) timeline(ctx context.Context, names []string, flags timelineFlags) error {
+func (c command) timeline(ctx context.Context, names []string, flags timelineFlags) error {
 	if err := flags.check(names); err != nil {
 		return err
 	}
-	return c.withBus(ctx, func(b *bus.Bus, s server) error {
+	return c.WithBus(ctx, func(b *bus.Bus, s cli.Server) error {
 		var t *timeline.Timeline
-		s, err := s.findRole(ctx, b, names[0])
+		s, err := s.FindRole(ctx, b, names[0])
 		if err != nil {
 			return err
 		}
 		if flags.failure {
-			t, err = roles.FailureTimeline(ctx, b, s.namespace, names[0])
+			t, err = roles.FailureTimeline(ctx, b, s.Namespace, names[0])
 		} else {
-			t, err = roles.Timeline(ctx, b, roles.TimelineQuery{Namespace: s.namespace, Roles: names, Last: flags.last})
+			t, err = roles.Timeline(ctx, b, roles.TimelineQuery{Namespace: s.Namespace, Roles: names, Last: flags.last})
 		}
 		if err != nil {
 			return err
 		}
 		if flags.output == "-" {
-			return t.WriteTrace(c.out)
+			return t.WriteTrace(c.Out)
 		}
 		if flags.output != "" {
 			if err := writeFile(flags.output, t.WriteTrace); err != nil {
@@ -165,10 +166,10 @@ func summaryOf(t *timeline.Timeline, file string) timelineSummary {
 	return out
 }
 
-func (c *cli) printTimeline(t *timeline.Timeline, file string) error {
+func (c command) printTimeline(t *timeline.Timeline, file string) error {
 	s := summaryOf(t, file)
-	if c.json {
-		return c.printJSON(s)
+	if c.JSON {
+		return c.PrintJSON(s)
 	}
 	rows := [][]string{}
 	for _, l := range s.Lanes {
@@ -182,23 +183,23 @@ func (c *cli) printTimeline(t *timeline.Timeline, file string) error {
 		}
 		rows = append(rows, []string{lane, l.Process.Host, pidText(l.Process.PID), itoa(l.Events), running, fmt.Sprintf("%+.3f ms ± %.3f", l.Process.OffsetS*1e3, l.Process.UncertaintyS*1e3)})
 	}
-	if err := c.table("LANE NODE PID EVENTS RUNNING CLOCK", rows); err != nil {
+	if err := c.Table("LANE NODE PID EVENTS RUNNING CLOCK", rows); err != nil {
 		return err
 	}
 	if t.Failure != "" {
-		c.printf("failure: %s\n", t.Failure)
+		c.Printf("failure: %s\n", t.Failure)
 	}
 	for _, l := range s.Silent {
-		c.printf("%s[%d] did not answer: %s\n", l.Role, l.Rank, l.Error)
+		c.Printf("%s[%d] did not answer: %s\n", l.Role, l.Rank, l.Error)
 	}
 	for _, l := range s.Late {
-		c.printf("%s\n", lateText(l))
+		c.Printf("%s\n", lateText(l))
 	}
 	if len(s.Late) == 0 {
-		c.printf("no rank held the others up\n")
+		c.Printf("no rank held the others up\n")
 	}
 	if file != "" {
-		c.printf("%d events written to %s; open it in https://ui.perfetto.dev or chrome://tracing\n", s.Events, file)
+		c.Printf("%d events written to %s; open it in https://ui.perfetto.dev or chrome://tracing\n", s.Events, file)
 	}
 	return nil
 }

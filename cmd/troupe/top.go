@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"troupe/bus"
+	"troupe/cmd/troupe/cli"
 	"troupe/cmd/troupe/dashboard"
 	"troupe/placement"
 	"troupe/roles/registry"
@@ -20,7 +21,7 @@ import (
 // topListen is how long top collects heartbeats before its first table: workers send one every second or two.
 const topListen = 2 * time.Second
 
-func newTop(c *cli) *cobra.Command {
+func newTop(c command) *cobra.Command {
 	var every time.Duration
 	var once, reverse, all bool
 	var sortBy string
@@ -45,7 +46,7 @@ round. Lines are cut to the width of the terminal.`,
 			if err := v.check(); err != nil {
 				return err
 			}
-			return c.topLoop(cmd.Context(), v, watchFlags{on: !once, every: every})
+			return c.topLoop(cmd.Context(), v, cli.WatchFlags{On: !once, Every: every})
 		},
 	}
 	cmd.Flags().DurationVar(&every, "every", 2*time.Second, "time between two refreshes")
@@ -53,14 +54,14 @@ round. Lines are cut to the width of the terminal.`,
 	cmd.Flags().StringVar(&sortBy, "sort", "", "column to sort by")
 	cmd.Flags().BoolVar(&reverse, "reverse", false, "sort the other way round")
 	cmd.Flags().BoolVar(&all, "all", false, "roles and ranks of all namespaces (the default without --namespace)")
-	c.serverFlags(cmd)
-	c.jsonFlag(cmd, "print one JSON object a row instead of a table")
+	c.ServerFlags(cmd)
+	c.JSONFlag(cmd, "print one JSON object a row instead of a table")
 	return cmd
 }
 
 // topView is one kind of table.
 type topView struct {
-	c          *cli
+	c          command
 	kind, role string
 	sort       string
 	reverse    bool
@@ -99,41 +100,41 @@ func (v topView) check() error {
 	columns, ok := topColumns[v.kind]
 	switch {
 	case !ok:
-		return usagef("%q: give nodes, roles or ranks", v.kind)
+		return cli.Usagef("%q: give nodes, roles or ranks", v.kind)
 	case v.role != "" && v.kind != "ranks":
-		return usagef("%q: only ranks can be those of one role: troupe top ranks ROLE", v.role)
+		return cli.Usagef("%q: only ranks can be those of one role: troupe top ranks ROLE", v.role)
 	case v.sort != "" && !slices.Contains(columns, v.sort):
-		return usagef("--sort %q: the columns of %s are %s", v.sort, v.kind, strings.Join(columns, ", "))
+		return cli.Usagef("--sort %q: the columns of %s are %s", v.sort, v.kind, strings.Join(columns, ", "))
 	}
 	if v.role != "" {
 		if err := bus.CheckRoleName(v.role); err != nil {
-			return &usageError{err}
+			return cli.Usagef("%w", err)
 		}
 	}
 	return nil
 }
 
-func (c *cli) topLoop(ctx context.Context, v topView, w watchFlags) error {
-	if err := w.check(); err != nil {
+func (c command) topLoop(ctx context.Context, v topView, w cli.WatchFlags) error {
+	if err := w.Check(); err != nil {
 		return err
 	}
-	return c.withBus(ctx, func(b *bus.Bus, s server) error {
+	return c.WithBus(ctx, func(b *bus.Bus, s cli.Server) error {
 		workers, err := dashboard.WatchWorkers(b)
 		if err != nil {
 			return err
 		}
 		defer workers.Close()
 		if v.role != "" {
-			if s, err = s.findRole(ctx, b, v.role); err != nil {
+			if s, err = s.FindRole(ctx, b, v.role); err != nil {
 				return err
 			}
 		}
-		v.all = v.all || !s.named && v.role == ""
-		v.b, v.namespace, v.workers, v.before = b, s.namespace, workers, map[rankKey]doneAt{}
+		v.all = v.all || !s.Named && v.role == ""
+		v.b, v.namespace, v.workers, v.before = b, s.Namespace, workers, map[rankKey]doneAt{}
 		_ = bus.Sleep(ctx, topListen/2) // the table checks ctx
 		v.rates()
 		_ = bus.Sleep(ctx, topListen/2)
-		return c.repeat(ctx, w, v.show)
+		return c.Repeat(ctx, w, v.show)
 	})
 }
 
@@ -250,7 +251,7 @@ func (v topView) ranks(ctx context.Context, rates map[rankKey]float64) (t topTab
 		}
 	}
 	if !found {
-		return t, bus.Errorf(bus.CodeNotFound, "no role %q in this namespace; %s", v.role, thereAre(names))
+		return t, bus.Errorf(bus.CodeNotFound, "no role %q in this namespace; %s", v.role, cli.ThereAre(names))
 	}
 	return t, nil
 }
@@ -395,8 +396,8 @@ func (t topTable) sortBy(column string, reverse bool) {
 	})
 }
 
-func (c *cli) showTop(t topTable, kind string) error {
-	if c.json {
+func (c command) showTop(t topTable, kind string) error {
+	if c.JSON {
 		for _, row := range t.rows {
 			out := map[string]any{}
 			for i, name := range t.columns {
@@ -412,7 +413,7 @@ func (c *cli) showTop(t topTable, kind string) error {
 				}
 				out[name] = value
 			}
-			if err := c.printJSON(out); err != nil {
+			if err := c.PrintJSON(out); err != nil {
 				return err
 			}
 		}
@@ -424,5 +425,5 @@ func (c *cli) showTop(t topTable, kind string) error {
 			rows[i] = append(rows[i], cellText(v))
 		}
 	}
-	return c.tableOr("no "+kind, strings.ToUpper(strings.Join(t.columns, " ")), rows)
+	return c.TableOr("no "+kind, strings.ToUpper(strings.Join(t.columns, " ")), rows)
 }

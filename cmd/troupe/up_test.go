@@ -17,6 +17,7 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/cmd/troupe/cli"
 	"troupe/nodes"
 )
 
@@ -39,7 +40,7 @@ func TestUpKeepsItsSecrets(t *testing.T) {
 	stop()
 	require.NoFileExists(t, u.stateFile("head.json"))
 	second, _ := u.up("--listen", "0.0.0.0:"+first.URL[strings.LastIndex(first.URL, ":")+1:])
-	require.Equal(t, first.headFile, second.headFile)
+	require.Equal(t, first.HeadFile, second.HeadFile)
 	again, err := os.ReadFile(second.TokenFile)
 	require.NoError(t, err)
 	require.Equal(t, string(token), string(again))
@@ -121,18 +122,18 @@ func TestPortTakenByAnotherProgram(t *testing.T) {
 // Commands find the latest head; when it ends, they find the head before it if that still runs.
 func TestAnnounce(t *testing.T) {
 	u := newShell(t)
-	elder := headFile{nodes.HeadFile{URL: "nats://127.0.0.1:1", PID: os.Getppid()}}
-	younger := headFile{nodes.HeadFile{URL: "nats://127.0.0.1:2", PID: os.Getpid()}}
+	elder := cli.HeadFile{HeadFile: nodes.HeadFile{URL: "nats://127.0.0.1:1", PID: os.Getppid()}}
+	younger := cli.HeadFile{HeadFile: nodes.HeadFile{URL: "nats://127.0.0.1:2", PID: os.Getpid()}}
 	found := func() string {
-		h, err := readHead(u.getenv)
+		h, err := cli.ReadHead(u.getenv)
 		if err != nil {
 			return ""
 		}
 		return h.URL
 	}
-	withdrawElder, err := elder.announce(u.getenv)
+	withdrawElder, err := elder.Announce(u.getenv)
 	require.NoError(t, err)
-	withdrawYounger, err := younger.announce(u.getenv)
+	withdrawYounger, err := younger.Announce(u.getenv)
 	require.NoError(t, err)
 	require.Equal(t, younger.URL, found())
 	withdrawElder()
@@ -199,12 +200,12 @@ func TestKilledHead(t *testing.T) {
 
 // The errors of a hanging head and of an ended head differ.
 func TestSilentHead(t *testing.T) {
-	h := headFile{nodes.HeadFile{URL: "nats://127.0.0.1:1", PID: os.Getpid()}}
-	err := h.silent(errors.New("i/o timeout"))
+	h := cli.HeadFile{HeadFile: nodes.HeadFile{URL: "nats://127.0.0.1:1", PID: os.Getpid()}}
+	err := h.Silent(errors.New("i/o timeout"))
 	require.ErrorIs(t, err, bus.ErrUnavailable)
 	require.ErrorContains(t, err, "may still be there: i/o timeout")
 	h.PID = 1 << 30
-	require.ErrorContains(t, h.silent(err), "is gone")
+	require.ErrorContains(t, h.Silent(err), "is gone")
 }
 
 // The first signal ends a head in order, with exit code 0.

@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 
+	"troupe/cmd/troupe/cli"
+
 	"github.com/spf13/cobra"
 	"github.com/stretchr/testify/require"
 )
@@ -85,7 +87,7 @@ func TestHelp(t *testing.T) {
 		require.Contains(t, help, "Examples:", "troupe %s", strings.Join(path, " "))
 		require.Contains(t, help, "Usage:")
 	}
-	visit(newRoot(&cli{env: u.getenv}), nil)
+	visit(newRoot(&cli.CLI{Env: u.getenv}), nil)
 	require.Contains(t, u.output(), "Available Commands:")
 	require.Contains(t, u.output("bench"), "fanout")
 	require.Contains(t, u.output("completion", "bash"), "__start_troupe")

@@ -1,5 +1,6 @@
 """Placement groups, resources and where things run, as Ray does it."""
 
+import concurrent.futures
 import os
 
 import pytest
@@ -176,6 +177,37 @@ def test_busy_devices_wait(session):
     assert ray.get(pending, timeout=20)[0] == [0]
     ray.kill(second)
     eventually(lambda: free("GPU") == 2, "the devices are free")
+
+
+def one_group(number):
+    """A group whose actor is called, removed before it runs, killed, or not there at all; by number."""
+    group = ray.util.placement_group([{"CPU": 1}, {"CPU": 1}] if number % 3 == 0 else [{"CPU": 1}])
+    try:
+        if number % 4 == 0:
+            assert group.wait(60)
+            return group
+        actor = Worker.options(scheduling_strategy=inside(group, 0)).remote()
+        if number % 8 == 1:
+            assert ray.get(actor.group.remote(), timeout=60) == group
+        elif number % 4 == 2:
+            ray.kill(actor)
+        call = actor.node.remote()
+    finally:
+        ray.util.remove_placement_group(group)
+    if number % 8 != 1:
+        with pytest.raises(ray.exceptions.RayError):
+            ray.get(call, timeout=60)
+    return group
+
+
+def test_groups_that_come_and_go_at_once(session):
+    with concurrent.futures.ThreadPoolExecutor(6) as threads:
+        groups = list(threads.map(one_group, range(16)))
+    removed()
+    assert {ray.util.placement_group_table(g)["state"] for g in groups} == {"REMOVED"}
+    group = ray.util.placement_group([{"CPU": 4, "GPU": 2, "a": 1}])
+    assert group.wait(20)
+    removed(group)
 
 
 def test_bad_amounts(session):

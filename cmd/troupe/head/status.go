@@ -1,0 +1,105 @@
+package head
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"os"
+	"time"
+
+	"troupe/bus"
+	"troupe/cmd/troupe/cli"
+	"troupe/nodes"
+	"troupe/roles/registry"
+)
+
+const (
+	storeLimit   = time.Minute      // until the store of a starting head answers
+	askTimeout   = time.Second      // for the answer of a head
+	storeAttempt = 10 * time.Second // a request that a server without a leader got is never answered
+)
+
+// Status is the answer of a head to Ask.
+type Status struct {
+	PID     int       `json:"pid"`
+	Since   time.Time `json:"since"`
+	Version string    `json:"version"`
+	Refused uint64    `json:"refused"` // connections without valid credentials
+	// Replicas is how many servers have a copy of the ledger, the registry and the leases.
+	Replicas  int  `json:"replicas"`
+	Clustered bool `json:"clustered"` // whether the server is one of several
+	// Now is the time of the answer by the clock of the head's machine. Store is that of an embedded server.
+	Now   time.Time       `json:"now,omitzero"`
+	Store *bus.StoreUsage `json:"store,omitempty"`
+}
+
+// statusServer answers requests for the status of the head.
+type statusServer struct {
+	b        *bus.Bus
+	log      *slog.Logger
+	since    time.Time
+	sub      *bus.Subscription
+	replicas int
+}
+
+func serveStatus(ctx context.Context, b *bus.Bus, log *slog.Logger, replicas int) (*statusServer, error) {
+	has, err := awaitStore(ctx, b, log, replicas)
+	if err != nil {
+		return nil, err
+	}
+	s := &statusServer{b: b, log: log, since: time.Now().UTC(), replicas: has}
+	s.sub, err = b.Subscribe(bus.NodesHead(), s.answer)
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// awaitStore opens the streams of the head and returns the replicas of the registry. A server that rebuilds its store after a
+// crash, or a cluster that elects a leader, may not answer for a while.
+func awaitStore(ctx context.Context, b *bus.Bus, log *slog.Logger, replicas int) (has int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, storeLimit)
+	defer cancel()
+	for waits := (bus.Backoff{}).Start(); ; {
+		attempt, cancel := context.WithTimeout(ctx, storeAttempt)
+		if err = nodes.CreateEventStream(attempt, b, replicas); err == nil {
+			has, err = registry.Replicas(attempt, b, replicas)
+		}
+		cancel()
+		if !errors.Is(err, context.DeadlineExceeded) || waits.Wait(ctx) != nil {
+			return has, err
+		}
+		log.Warn("troupe: the store does not answer; trying again", "limit", storeLimit, "error", err)
+	}
+}
+
+func (s *statusServer) close() {
+	_ = s.sub.Unsubscribe() // fails only if the connection is closed
+}
+
+func (s *statusServer) answer(m *bus.Msg) {
+	status := Status{PID: os.Getpid(), Since: s.since, Version: cli.Version, Refused: s.b.Refused(), Replicas: s.replicas, Clustered: s.b.Clustered(), Now: time.Now().UTC()}
+	if usage, ours := s.b.Store(); ours {
+		status.Store = &usage
+	}
+	data, err := json.Marshal(status)
+	if err == nil {
+		err = m.Respond(data)
+	}
+	if err != nil {
+		s.log.Debug("troupe: an answer about the status of the head is lost", "error", err)
+	}
+}
+
+// Ask is the status of the head; nil if none answers in time.
+func Ask(ctx context.Context, b *bus.Bus) *Status {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	m, err := b.Request(ctx, bus.NodesHead(), nil)
+	var status Status
+	if err != nil || json.Unmarshal(m.Data, &status) != nil {
+		return nil
+	}
+	return &status
+}
