@@ -55,11 +55,7 @@ func (c *CLI) Repeat(ctx context.Context, w WatchFlags, show func(context.Contex
 		case err != nil:
 			text = c.safe(fmt.Sprintf("%s: %v\n", time.Now().Format(time.TimeOnly), err))
 		}
-		if c.JSON {
-			c.write(text)
-		} else {
-			c.write(redraw(c.fit(text)))
-		}
+		c.write(c.live(text, drawn))
 		if bus.Sleep(ctx, w.Every) != nil {
 			return nil
 		}
@@ -93,16 +89,24 @@ type keptConnection struct {
 	s Server
 }
 
+// live is one frame of a live view: drawn over the last one on a terminal, below it in a file or pipe.
+func (c *CLI) live(text string, drawn bool) string {
+	columns, lines := c.terminalSize()
+	switch {
+	case c.JSON:
+		return text
+	case columns > 0 || lines > 0:
+		return redraw(Cut(text, columns, lines))
+	case drawn:
+		return "\n" + text
+	}
+	return text
+}
+
 // redraw overwrites the terminal line by line, without flicker.
 func redraw(text string) string {
 	const home, clearLine, clearBelow = "\x1b[H", "\x1b[K\n", "\x1b[J"
 	return home + strings.ReplaceAll(text, "\n", clearLine) + clearBelow
-}
-
-// fit cuts text to the size of the terminal, if there is one: longer lines would wrap, and more lines would scroll.
-func (c *CLI) fit(text string) string {
-	columns, lines := c.terminalSize()
-	return Cut(text, columns, lines)
 }
 
 // terminalSize is the size of the terminal of the output, or that of COLUMNS and LINES; zero: unknown.
@@ -117,7 +121,7 @@ func (c *CLI) terminalSize() (columns, lines int) {
 	return cmp.Or(columns, wide), cmp.Or(lines, high)
 }
 
-// Cut shortens lines to a number of columns and text to a number of lines; zero is no limit.
+// Cut shortens lines to a number of columns, as longer ones would wrap, and text to a number of lines, as more would scroll; zero is no limit.
 func Cut(text string, columns, lines int) string {
 	all := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
 	if lines > 2 && len(all) >= lines {

@@ -55,11 +55,12 @@ def run(python: str, suite: dict, folder: str, plugin: str | None, name: str) ->
         done = subprocess.run(
             command, cwd=folder, env=environment(suite, folder), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
         )
-        found = {t: o for o, t in re.findall(r"^(PASSED|FAILED|ERROR|SKIPPED) (\S+)", done.stdout, re.M)}
+        output = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout)  # colours, which a suite's settings may turn on
+        found = {t: o for o, t in re.findall(r"^(PASSED|FAILED|ERROR|SKIPPED) (\S+)", output, re.M)}
         missing = [t for t in tests if found.get(t) != "PASSED"]
         outcomes.update({t: found.get(t, "MISSING") for t in tests})
         if missing:
-            print(done.stdout[-6000:], flush=True)
+            print(output[-6000:], flush=True)
             print(f"{name}: not passed: {' '.join(missing)}", flush=True)
     return outcomes
 
