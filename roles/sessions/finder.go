@@ -17,7 +17,7 @@ const (
 	bucketName  = "troupe_sessions"
 	bucketBytes = 64 << 20
 	leaseBytes  = 4 << 20
-	leadTTL     = 2 * time.Second // from the death of a head to its succession
+	leadTTL     = 5 * time.Second // from the death of a head to its succession
 	findAttempt = 2 * time.Second // for one answer of a head
 	waitingMost = 10_000          // requests that wait for a service to start
 )

@@ -2,6 +2,7 @@ package sessions
 
 import (
 	"context"
+	"maps"
 	"math"
 	"slices"
 	"time"
@@ -139,7 +140,9 @@ func (s *service) takeNodes(rows []placement.NodeStatus) {
 }
 
 func sameNodes(a, b []scheduler.NodeInfo) bool {
-	return slices.EqualFunc(a, b, func(x, y scheduler.NodeInfo) bool { return x.Name == y.Name && x.Address == y.Address })
+	return slices.EqualFunc(a, b, func(x, y scheduler.NodeInfo) bool {
+		return x.Name == y.Name && x.Address == y.Address && maps.Equal(x.Total, y.Total)
+	})
 }
 
 // nodeInfo is a node with its totals: what was found, then what the node declares, then for the head's node what the first driver

@@ -67,7 +67,8 @@ type grant struct {
 	refused    *scheduler.RefusedError
 }
 
-// run serves a namespace until ctx ends, and calls ready with the handle of the role that serves it.
+// run serves a namespace until ctx ends, and calls ready with the handle of the role that serves it, and with nil when it
+// ends.
 func run(ctx context.Context, cfg Config, namespace string, st *store, ready func(wire.Raw)) error {
 	conn, err := cfg.Bus.Dial(ctx, "troupe-sessions")
 	if err != nil {
@@ -112,6 +113,7 @@ func run(ctx context.Context, cfg Config, namespace string, st *store, ready fun
 	})
 	ready(handle)
 	<-ctx.Done()
+	ready(nil) // clients wait for the next service from now on
 	return ctx.Err()
 }
 

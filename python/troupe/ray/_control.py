@@ -15,7 +15,8 @@ from typing import Any
 from .. import _core, _errors
 
 _PATIENCE = 60.0  # seconds for a head to return
-_LOST = (_errors.WorkerLostError, _errors.ClosedError, _errors.UnavailableError, _errors.NotFoundError, _errors.OutcomeUnknownError)
+_LOST = (_errors.WorkerLostError, _errors.ClosedError, _errors.UnavailableError, _errors.NotFoundError, _errors.OutcomeUnknownError,
+         _errors.RefusedError)  # fmt: skip
 _RECENT = 5.0  # seconds in which the service has stored what it has created
 _COUNTED = ("handle_taken", "handle_dropped")  # requests whose effect is in what rejoin tells
 
