@@ -134,11 +134,8 @@ func (h *Host) Endpoint() *bus.Endpoint { return h.ep }
 // Owner is the value that the host was configured with.
 func (h *Host) Owner() any { return h.cfg.Owner }
 
-// Node is the machine's name.
-func (h *Host) Node() string { return h.cfg.Node }
-
-// Class finds a class by name.
-func (h *Host) Class(name string) (*Class, error) {
+// class finds a class by name.
+func (h *Host) class(name string) (*Class, error) {
 	if c := h.classes[name]; c != nil {
 		return c, nil
 	}
@@ -154,7 +151,7 @@ func (h *Host) Start(ctx context.Context, spec WorkerSpec) (*Worker, error) {
 	if err := spec.check(h.ep.Namespace()); err != nil {
 		return nil, err
 	}
-	class, err := h.Class(spec.Class)
+	class, err := h.class(spec.Class)
 	if err != nil {
 		return nil, err
 	}

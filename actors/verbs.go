@@ -234,7 +234,7 @@ func (w *Worker) createObject(ctx context.Context, r CreateRequest) (None, error
 	if err := bus.CheckName("object", r.Name); err != nil {
 		return None{}, err
 	}
-	class, err := w.host.Class(r.Class)
+	class, err := w.host.class(r.Class)
 	if err != nil {
 		return None{}, err
 	}

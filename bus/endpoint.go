@@ -188,7 +188,7 @@ func (e *Endpoint) sendFrom(subject, reply string, f *wire.Frame) error {
 	*buf = f.Append((*buf)[:0])
 	err := e.bus.publish(subject, reply, *buf)
 	if path, ok := pathOf(f.Kind); ok && err == nil {
-		e.CountSent(path, int64(len(f.Body)))
+		e.countSent(path, int64(len(f.Body)))
 	}
 	if cap(*buf) <= 1<<20 {
 		frameBuffers.Put(buf)
@@ -201,7 +201,7 @@ func (e *Endpoint) sendChunk(subject string, f *wire.Frame) error {
 	head := wire.Frame{Kind: f.Kind, Header: f.Header}
 	err := e.bus.publishBody(subject, head.Append(make([]byte, 0, 128)), f.Body)
 	if err == nil {
-		e.CountSent(PathChunks, int64(len(f.Body)))
+		e.countSent(PathChunks, int64(len(f.Body)))
 	}
 	return err
 }

@@ -57,5 +57,5 @@ func (r *References) Fill(id uint64, body []byte, memory Memory, failure error) 
 }
 
 // CountLent and CountTaken count the bytes of a tensor that was lent, and of one of another process that was received from its device.
-func (r *References) CountLent(n int64)  { r.ep.CountSent(PathDevice, n) }
+func (r *References) CountLent(n int64)  { r.ep.countSent(PathDevice, n) }
 func (r *References) CountTaken(n int64) { r.ep.CountReceived(PathDevice, n) }

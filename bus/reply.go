@@ -57,7 +57,7 @@ func (e *Endpoint) Reply(inbox string, call *wire.Header, h *wire.Header, buf, b
 		copy(r.buf[r.from:], head)
 	}
 	if h.Ref.Owner == "" {
-		e.CountSent(PathInline, int64(len(body)))
+		e.countSent(PathInline, int64(len(body)))
 	}
 	if more && r.Size() < bundleLimit/2 {
 		e.batcher.add(inbox, r.frame())

@@ -122,13 +122,13 @@ func ParseLife(subject string) (Address, bool) {
 	return Address{Namespace: words[1], Role: words[2], Incarnation: words[3]}, true
 }
 
-// TrafficOf is troupe.<namespace>.@traffic.<session>: the reports of one process on its bytes and pending calls.
-func TrafficOf(namespace, session string) string {
+// trafficOf is troupe.<namespace>.@traffic.<session>: the reports of one process on its bytes and pending calls.
+func trafficOf(namespace, session string) string {
 	return tokenRoot + "." + namespace + ".@traffic." + session
 }
 
 // AllTraffic is troupe.*.@traffic.*: the reports of all processes of all namespaces, for observers.
-func AllTraffic() string { return TrafficOf("*", "*") }
+func AllTraffic() string { return trafficOf("*", "*") }
 
 // ParseTraffic is the namespace and the session of a report.
 func ParseTraffic(subject string) (namespace, session string, ok bool) {

@@ -64,8 +64,8 @@ func pathOf(k wire.Kind) (TrafficPath, bool) {
 	return 0, false
 }
 
-// CountSent and CountReceived count bytes that have left or reached this process outside of the endpoint's own frames.
-func (e *Endpoint) CountSent(p TrafficPath, n int64)     { count(&e.traffic.sent[p], n) }
+// countSent and CountReceived count bytes that have left or reached this process outside of the endpoint's own frames.
+func (e *Endpoint) countSent(p TrafficPath, n int64)     { count(&e.traffic.sent[p], n) }
 func (e *Endpoint) CountReceived(p TrafficPath, n int64) { count(&e.traffic.received[p], n) }
 
 var countTraffic = ab.On(ab.Traffic)
@@ -141,6 +141,6 @@ func (e *Endpoint) reportLoop() {
 
 func (e *Endpoint) publishTraffic(r TrafficReport) {
 	if data, err := wire.Marshal(r); err == nil { // it consists of numbers and names
-		_ = e.bus.publish(TrafficOf(e.namespace, e.session), "", data) // the next report has everything that this one has
+		_ = e.bus.publish(trafficOf(e.namespace, e.session), "", data) // the next report has everything that this one has
 	}
 }

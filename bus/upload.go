@@ -314,7 +314,7 @@ func (st *uploads) done(f *wire.Frame) {
 	}
 	h.mu.Lock()
 	if session := f.Header.Session; session != "" && !h.pulled[session] {
-		st.ep.CountSent(PathShared, h.ref.Len)
+		st.ep.countSent(PathShared, h.ref.Len)
 	}
 	h.leave(f.Header.Session)
 	for _, r := range f.Header.Ranks.List() {

@@ -301,7 +301,7 @@ func answerDebug(conn net.Conn) {
 	}
 	answer := map[string]any{"error": "the worker is a Go program: it has goroutine stacks, and no interrupts and breakpoints"}
 	if strings.TrimSpace(question) == askStacks {
-		answer = map[string]any{"by": "go", "threads": ParseGoroutines(goroutines())}
+		answer = map[string]any{"by": "go", "threads": parseGoroutines(goroutines())}
 	}
 	data, err := json.Marshal(answer)
 	if err == nil {

@@ -87,8 +87,8 @@ func parseFaulthandler(text string) (out []ThreadStack) {
 	return out
 }
 
-// ParseGoroutines reads stacks as the Go runtime writes them.
-func ParseGoroutines(text string) (out []ThreadStack) {
+// parseGoroutines reads stacks as the Go runtime writes them.
+func parseGoroutines(text string) (out []ThreadStack) {
 	lines := bufio.NewScanner(strings.NewReader(text))
 	function := ""
 	for lines.Scan() {

@@ -13,7 +13,7 @@ func TestStacksOfFaulthandlerAndGo(t *testing.T) {
 		{Name: "reader", Frames: []StackFrame{{File: "/a b/x.py", Line: 3, Function: "inner"}, {File: "/a b/x.py", Line: 9, Function: "<module>"}}},
 		{Name: "thread", Frames: []StackFrame{{File: "y.py", Line: 1, Function: "main"}}},
 	}, got)
-	threads := ParseGoroutines(goroutines())
+	threads := parseGoroutines(goroutines())
 	require.NotEmpty(t, threads)
 	require.Contains(t, threads[0].Frames[0].Function, "nodes.goroutines")
 	require.Contains(t, threads[0].Frames[0].File, "inspect.go")

@@ -72,7 +72,7 @@ func (g GC) collectRoles(ctx context.Context, endedCh <-chan struct{}) {
 		if err != nil && ctx.Err() == nil {
 			g.Logger.Warn("roles: roles of dead drivers cannot be collected; trying again", "error", err)
 		}
-		if err := ConfirmReservations(ctx, g.Bus); err != nil && ctx.Err() == nil {
+		if err := confirmReservations(ctx, g.Bus); err != nil && ctx.Err() == nil {
 			g.Logger.Debug("roles: doubtful reservations cannot be confirmed; trying again", "error", err)
 		}
 	}

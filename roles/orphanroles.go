@@ -217,10 +217,10 @@ func (rt *Runtime) endRole(ctx context.Context, rec registry.RoleRecord) error {
 	return c.destroy(ctx, orphanGrace, stopSoon)
 }
 
-// ConfirmReservations tells the placement service which of its unconfirmed reservations are in use: by a role whose
+// confirmReservations tells the placement service which of its unconfirmed reservations are in use: by a role whose
 // driver lives or that is detached, or by a live driver itself. The service drops the others unless workers run on
 // them. A head calls it every few seconds; without unconfirmed reservations it costs one request.
-func ConfirmReservations(ctx context.Context, b *bus.Bus) error {
+func confirmReservations(ctx context.Context, b *bus.Bus) error {
 	client, err := placement.NewClient(b, "")
 	if err != nil {
 		return err

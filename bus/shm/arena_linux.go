@@ -165,7 +165,7 @@ func (a *Arena) Alloc(n int) []byte {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	size := RoomFor(n)
+	size := roomFor(n)
 	s, offset := a.findLocked(size)
 	if s == nil {
 		return nil

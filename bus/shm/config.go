@@ -103,9 +103,9 @@ func (c Config) check() error {
 	return errors.Join(errs...)
 }
 
-// RoomFor is the size of the region for a body of n bytes: whole pages, and few sizes, so that a later body of about the same size
+// roomFor is the size of the region for a body of n bytes: whole pages, and few sizes, so that a later body of about the same size
 // finds a region with warm pages.
-func RoomFor(n int) int {
+func roomFor(n int) int {
 	step := max(pageSize, 1<<max(bits.Len(uint(n))-5, 0))
 	return max(1, (n+step-1)/step) * step
 }
