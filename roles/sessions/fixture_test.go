@@ -73,7 +73,7 @@ func (p *process) construct(_ context.Context, args actors.Args) ([]any, error) 
 	if class == "slow" {
 		time.Sleep(slowConstructor)
 	}
-	p.made = []any{class, os.Getpid(), os.Getenv("CUDA_VISIBLE_DEVICES")}
+	p.made = []any{class, os.Getpid()}
 	p.making.Store("yes")
 	if class == "fails" {
 		return []any{"error", []any{"frame of the exception"}}, nil
@@ -150,7 +150,7 @@ func (h *head) driver(name string) *driver {
 	d.find()
 	told := d.ask("register_job", map[string]any{
 		"process": name, "session": rt.Session(), "namespace": "ns-" + name, "dir": h.t.TempDir(), "executable": os.Args[0], "env": map[string]string{}, "visible_devices": nil,
-		"troupe_ray": "", "sys_path": []string{}, "python": "3", "package": "", "address": "", "node_ip": "127.0.0.1", "output": "none", "resources": map[string]float64{"CPU": 2, "GPU": 3},
+		"troupe_ray": "", "sys_path": []string{}, "python": "3", "package": "", "address": "", "node_ip": "127.0.0.1", "output": "none", "resources": map[string]float64{"CPU": 2, "NPU": 3},
 	}).(map[string]any)
 	d.job = told["job_id"].(string)
 	require.Equal(h.t, "n", told["node"])
