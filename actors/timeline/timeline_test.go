@@ -137,7 +137,7 @@ func TestEightRanksAndOneSleeps(t *testing.T) {
 	late, found := lateIn(tl, "allreduce", "began late")
 	require.True(t, found, "%+v", tl.Late())
 	require.Equal(t, "span load", late.Before)
-	require.InDelta(t, 1.5, late.LateS, 1)
+	require.Greater(t, late.LateS, 1.0, "it sleeps for 1.5 s; a busy machine adds to it")
 	checkTrace(t, tl)
 }
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 
@@ -24,7 +25,8 @@ def main() -> None:
     unit = {}
     for n in range(args.rounds):
         for state in ("on", "off") if n % 2 == 0 else ("off", "on"):
-            system = bench.System("troupe", sys.executable, {"TROUPE_AB_OFF": args.optimisation if state == "off" else ""})
+            os.environ["TROUPE_AB_OFF"] = args.optimisation if state == "off" else ""
+            system = bench.System("troupe", sys.executable)
             for row in rows:
                 answer = system.measure(row, 60) or sys.exit(f"{row}: no figure")
                 unit[row] = next(iter(answer))
