@@ -3,6 +3,7 @@ package scheduler
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 )
 
@@ -210,7 +211,8 @@ func (s *Scheduler) holdAll(g *Group) bool {
 	if !ok {
 		return false
 	}
-	for i, n := range chosen {
+	for _, i := range slices.Sorted(maps.Keys(chosen)) { // so that the first bundle has the first devices
+		n := chosen[i]
 		g.hold(i, n, n.take(g.bundles[i].demand))
 	}
 	return true
