@@ -681,7 +681,9 @@ class Control:
             await cluster.end(gentle)
             return
         try:
-            cluster.workers[0]["exit"].remote(gentle)
+            gone = cluster.workers[0]["exit"].remote(gentle)
+            if gentle:
+                await _ended(gone)
             await cluster._core.ask("destroy", cluster=cluster._open()._id).aget()
         except _errors.Error:
             pass
@@ -695,6 +697,15 @@ class Control:
         return task
 
 
+async def _ended(call: Any) -> None:
+    """Waits until a call has failed with its process, which runs its exit functions first and has a limit for them."""
+    try:
+        await asyncio.wait_for(call, _EXIT_LIMIT)
+    except (_errors.Error, asyncio.TimeoutError):
+        pass
+
+
+_EXIT_LIMIT = 15.0  # seconds; longer than the process gives its exit functions
 _GROUP_REMOVED = "The actor is dead because its worker process was ended: its placement group was removed."
 _NODE_DIED = "The actor died because its node has died."
 _OUT_OF_SCOPE = "The actor is dead because all references to the actor were removed."
