@@ -7,9 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"troupe/cmd/troupe/cli"
-
 	"github.com/stretchr/testify/require"
+
+	"troupe/cmd/troupe/cli"
 )
 
 func writeConfig(t *testing.T, text string) string {

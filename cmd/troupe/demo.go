@@ -11,9 +11,9 @@ import (
 	"strconv"
 	"syscall"
 
-	"troupe/cmd/troupe/cli"
-
 	"github.com/spf13/cobra"
+
+	"troupe/cmd/troupe/cli"
 )
 
 // demoProgram is the example that the demo command runs. `make build` puts it beside troupe.

@@ -13,11 +13,11 @@ import (
 	"testing"
 	"time"
 
-	"troupe/cmd/troupe/cli"
-	"troupe/cmd/troupe/metrics"
-
 	"github.com/stretchr/testify/require"
 	"go.yaml.in/yaml/v3"
+
+	"troupe/cmd/troupe/cli"
+	"troupe/cmd/troupe/metrics"
 )
 
 const deployDir = "../../deploy"

@@ -119,13 +119,6 @@ func TestWatch(t *testing.T) {
 	require.Contains(t, u.fails(2, "status", "--watch", "--every", "1ms"), "--every")
 }
 
-func TestCut(t *testing.T) {
-	require.Equal(t, "abc\nde\n", cli.Cut("abc\nde\n", 0, 0))
-	require.Equal(t, "ab…\näöü\n", cli.Cut("abcd\näöü\n", 3, 0))
-	require.Equal(t, "1\n2\n… 3 more lines\n", cli.Cut("1\n2\n3\n4\n5\n", 80, 4))
-	require.Equal(t, "1\n2\n3\n", cli.Cut("1\n2\n3\n", 80, 4))
-}
-
 // completed is what the shell would offer for the last word.
 func completed(u *shell, words ...string) string {
 	out, _, _ := u.run(append([]string{"__complete"}, words...)...)

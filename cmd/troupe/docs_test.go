@@ -7,11 +7,11 @@ import (
 	"strings"
 	"testing"
 
-	"troupe/cmd/troupe/cli"
-
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
+
+	"troupe/cmd/troupe/cli"
 )
 
 func page(t *testing.T, path string) string {

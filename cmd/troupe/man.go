@@ -7,10 +7,10 @@ import (
 	"strings"
 	"time"
 
-	"troupe/cmd/troupe/cli"
-
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"troupe/cmd/troupe/cli"
 )
 
 // newMan is hidden: make man runs it.

@@ -7,10 +7,10 @@ import (
 	"strings"
 	"testing"
 
-	"troupe/cmd/troupe/cli"
-
 	"github.com/spf13/cobra"
 	"github.com/stretchr/testify/require"
+
+	"troupe/cmd/troupe/cli"
 )
 
 // Every command has a man page with its flags, from the texts of --help.

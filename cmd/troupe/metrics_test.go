@@ -11,9 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"troupe/cmd/troupe/cli"
-
 	"github.com/stretchr/testify/require"
+
+	"troupe/cmd/troupe/cli"
 )
 
 // A head serves metrics at the address of --metrics.

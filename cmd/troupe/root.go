@@ -4,11 +4,11 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/spf13/cobra"
+
 	"troupe/cmd/troupe/bench"
 	"troupe/cmd/troupe/cli"
 	"troupe/cmd/troupe/head"
-
-	"github.com/spf13/cobra"
 )
 
 // command is the commands of this package.

@@ -4,10 +4,10 @@ import (
 	"strings"
 	"testing"
 
-	"troupe/cmd/troupe/cli"
-
 	"github.com/spf13/cobra"
 	"github.com/stretchr/testify/require"
+
+	"troupe/cmd/troupe/cli"
 )
 
 // A mistake on the command line ends with exit code 2 and one line that names it. Flags are checked before a connection is

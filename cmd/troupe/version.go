@@ -3,10 +3,10 @@ package main
 import (
 	"runtime"
 
+	"github.com/spf13/cobra"
+
 	"troupe/bus/wire"
 	"troupe/cmd/troupe/cli"
-
-	"github.com/spf13/cobra"
 )
 
 func newVersion(c command) *cobra.Command {

@@ -96,7 +96,7 @@ func (c *CLI) live(text string, drawn bool) string {
 	case c.JSON:
 		return text
 	case columns > 0 || lines > 0:
-		return redraw(Cut(text, columns, lines))
+		return redraw(cut(text, columns, lines))
 	case drawn:
 		return "\n" + text
 	}
@@ -121,8 +121,8 @@ func (c *CLI) terminalSize() (columns, lines int) {
 	return cmp.Or(columns, wide), cmp.Or(lines, high)
 }
 
-// Cut shortens lines to a number of columns, as longer ones would wrap, and text to a number of lines, as more would scroll; zero is no limit.
-func Cut(text string, columns, lines int) string {
+// cut shortens lines to a number of columns, as longer ones would wrap, and text to a number of lines, as more would scroll; zero is no limit.
+func cut(text string, columns, lines int) string {
 	all := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
 	if lines > 2 && len(all) >= lines {
 		more := len(all) - (lines - 2)

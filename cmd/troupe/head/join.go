@@ -100,20 +100,11 @@ func (f *joinFlags) graceFlag(cmd *cobra.Command) {
 
 // joinSpec makes the spec from flags and environment. It writes a token that is in no file yet to one.
 func (c command) joinSpec(url string, f joinFlags, stdin io.Reader) (agentSpec, error) {
-	spec := agentSpec{GPUs: f.node.gpus, Name: cmp.Or(f.node.name, nodes.HostName()), Wait: f.wait, Grace: f.grace, ExitWhenLost: f.exit, Logging: f.logging}
-	var err error
-	if spec.Labels, err = f.node.parseLabels(); err != nil {
+	spec, err := f.node.spec()
+	if err != nil {
 		return spec, err
 	}
-	if spec.Resources, err = f.node.parseResources(); err != nil {
-		return spec, err
-	}
-	if err := bus.CheckName("node", spec.Name); err != nil {
-		return spec, cli.Usagef("%w", err)
-	}
-	if _, err := spec.names(); err != nil {
-		return spec, err
-	}
+	spec.Wait, spec.Grace, spec.ExitWhenLost, spec.Logging = f.wait, f.grace, f.exit, f.logging
 	spec.Access.URLs = strings.Split(url, ",")
 	for _, u := range spec.Access.URLs {
 		if err := cli.CheckURL(u); err != nil {

@@ -1,6 +1,7 @@
 package head
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -33,6 +34,22 @@ func (f *nodeFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.name, "name", "", "name of the node (default the host name); simulated nodes are NAME-0, NAME-1, …")
 	cmd.Flags().StringSliceVar(&f.labels, "labels", nil, "labels of the node, k=v,k=v, for requests that ask for them")
 	cmd.Flags().StringVar(&f.resources, "resources", "", `totals that the node declares instead of the machine's, and resources of other names: CPU=100,memory=64GiB,licence=2, or a JSON object`)
+}
+
+// spec is the part of an agent's spec that these flags set.
+func (f *nodeFlags) spec() (spec agentSpec, err error) {
+	spec.GPUs, spec.Name = f.gpus, cmp.Or(f.name, nodes.HostName())
+	if spec.Labels, err = f.parseLabels(); err != nil {
+		return spec, err
+	}
+	if spec.Resources, err = f.parseResources(); err != nil {
+		return spec, err
+	}
+	if err := bus.CheckName("node", spec.Name); err != nil {
+		return spec, cli.Usagef("%w", err)
+	}
+	_, err = spec.names()
+	return spec, err
 }
 
 func (f *nodeFlags) parseLabels() (map[string]string, error) {

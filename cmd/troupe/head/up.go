@@ -182,23 +182,15 @@ func (c command) newHead(f upFlags) (*head, error) {
 			return nil, cli.Usagef("--nats %q: %w", bus.Redact(u), err)
 		}
 	}
-	spec := agentSpec{GPUs: f.node.gpus, Name: cmp.Or(f.node.name, nodes.HostName()), Grace: f.grace, Wait: f.grace, Logging: f.logging}
-	if spec.Labels, err = f.node.parseLabels(); err != nil {
+	spec, err := f.node.spec()
+	if err != nil {
 		return nil, err
 	}
+	spec.Grace, spec.Wait, spec.Logging = f.grace, f.grace, f.logging
 	if f.logDir != "" {
 		if spec.LogDir, err = filepath.Abs(f.logDir); err != nil {
 			return nil, err
 		}
-	}
-	if spec.Resources, err = f.node.parseResources(); err != nil {
-		return nil, err
-	}
-	if err := bus.CheckName("node", spec.Name); err != nil {
-		return nil, cli.Usagef("%w", err)
-	}
-	if _, err := spec.names(); err != nil {
-		return nil, err
 	}
 	if f.grace < 0 {
 		return nil, cli.Usagef("--grace %v must not be negative", f.grace)

@@ -698,14 +698,13 @@ class Control:
 
 
 async def _ended(call: Any) -> None:
-    """Waits until a call has failed with its process, which runs its exit functions first and has a limit for them."""
+    """Waits until a call has failed with its process, which runs its exit functions first, or until their time is over."""
     try:
-        await asyncio.wait_for(call, _EXIT_LIMIT)
+        await asyncio.wait_for(call, _groups.GENTLE_EXIT)
     except (_errors.Error, asyncio.TimeoutError):
         pass
 
 
-_EXIT_LIMIT = 15.0  # seconds; longer than the process gives its exit functions
 _GROUP_REMOVED = "The actor is dead because its worker process was ended: its placement group was removed."
 _NODE_DIED = "The actor died because its node has died."
 _OUT_OF_SCOPE = "The actor is dead because all references to the actor were removed."

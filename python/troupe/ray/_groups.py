@@ -14,7 +14,7 @@ from typing import Any
 from .. import _deaths, _errors
 
 _EXIT = 1.0  # seconds in which a process ends by itself that was told to
-_GENTLE_EXIT = 6.0  # and one whose exit functions run
+GENTLE_EXIT = 6.0  # and one whose exit functions run
 
 
 class Process:
@@ -134,7 +134,7 @@ class Rank:
             self.workers[0]["exit"].remote(gentle)
         except _errors.Error:
             pass
-        await asyncio.wait([dead], timeout=_GENTLE_EXIT if gentle else _EXIT)
+        await asyncio.wait([dead], timeout=GENTLE_EXIT if gentle else _EXIT)
         if not dead.done():
             cluster = self._role.cluster
             try:
