@@ -3,7 +3,6 @@ package bus
 import (
 	"errors"
 	"net"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -88,46 +87,19 @@ func (w *batchConn) Write(p []byte) (int, error) {
 		w.out = append(w.out, p...)
 		return len(p), w.sendLocked(w.Conn.Write)
 	}
-	return len(p), w.writeLocked(func() error {
-		_, err := w.Conn.Write(p)
-		return err
-	})
-}
-
-// writeBody writes one message, whose data are head and body, past the buffers: the kernel reads body where it is. It
-// returns when the socket has accepted all bytes.
-func (w *batchConn) writeBody(subject string, head, body []byte) error {
-	start := append(appendPub(nil, subject, "", len(head)+len(body)), head...)
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for w.busy && !w.closed {
-		w.room.Wait()
-	}
-	if w.closed {
-		return net.ErrClosed
-	}
-	return w.writeLocked(func() error {
-		_ = w.SetWriteDeadline(time.Now().Add(writeWithin)) // fails only on a closed connection, as the write does
-		_, err := (&net.Buffers{start, body, []byte("\r\n")}).WriteTo(w.Conn)
-		return err
-	})
-}
-
-// writeLocked runs write without the lock and as the only writer, and then flushes the bytes buffered meanwhile.
-func (w *batchConn) writeLocked(write func() error) error {
 	w.busy = true
 	w.mu.Unlock()
-	err := write()
+	n, err := w.Conn.Write(p)
 	w.mu.Lock()
 	w.busy = false
 	if err != nil {
 		w.breakLocked()
 	}
 	w.room.Broadcast()
-	if err != nil {
-		return err
+	if err == nil {
+		err = w.sendLocked(w.Conn.Write)
 	}
-	return w.sendLocked(w.Conn.Write)
+	return n, err
 }
 
 // breakLocked closes a connection on which an operation may be half written. NATS, which reads from it, reconnects.
@@ -146,17 +118,17 @@ func (w *batchConn) publish(subject, reply string, data []byte) (done bool, err 
 	if len(w.out)+len(data) > backlogMost {
 		return true, Errorf(CodeUnavailable, "publish: %d MiB already wait for the server, which reads too slowly or not at all; check that it runs", len(w.out)>>20)
 	}
-	w.out = append(append(appendPub(w.out, subject, reply, len(data)), data...), "\r\n"...)
+	w.out = appendPub(w.out, subject, reply, data)
 	return true, nil
 }
 
-// appendPub appends the first line of a message of size bytes.
-func appendPub(b []byte, subject, reply string, size int) []byte {
+func appendPub(b []byte, subject, reply string, data []byte) []byte {
 	b = append(append(b, "PUB "...), subject...)
 	if reply != "" {
 		b = append(append(b, ' '), reply...)
 	}
-	b = strconv.AppendInt(append(b, ' '), int64(size), 10)
+	b = strconv.AppendInt(append(b, ' '), int64(len(data)), 10)
+	b = append(append(b, "\r\n"...), data...)
 	return append(b, "\r\n"...)
 }
 
@@ -394,19 +366,6 @@ func (b *Bus) publish(subject, reply string, data []byte) error {
 	}
 	if err != nil {
 		return natsError("publish", err)
-	}
-	return nil
-}
-
-// publishBody sends one message, whose data are head and body. Where the bus writes to the socket itself, body is not copied, and a
-// lost connection is an error.
-func (b *Bus) publishBody(subject string, head, body []byte) error {
-	w := b.wire.Load()
-	if w == nil || !b.nc.IsConnected() || int64(len(head)+len(body)) > b.nc.MaxPayload() {
-		return b.publish(subject, "", slices.Concat(head, body))
-	}
-	if err := w.writeBody(subject, head, body); err != nil {
-		return Errorf(CodeUnavailable, "publish: the connection to the server was lost (%w)", err)
 	}
 	return nil
 }
