@@ -27,17 +27,21 @@ const (
 
 // Main is a package's whole TestMain. It fails the tests that leave a goroutine behind.
 func Main(m *testing.M) {
-	ServeIfAsked()
+	serveIfAsked()
 	goleak.VerifyTestMain(m,
 		// A goroutine of ObjectStore.Put may start after Put has ended, and then waits on a nil channel for ever, about
 		// once in a hundred runs.
 		goleak.IgnoreTopFunction("github.com/nats-io/nats.go/jetstream.(*jetStream).resetPendingAcksOnReconnect"),
+		// A server that is stopped in the middle of an atomic batch leaves the store of the partial batch open.
+		goleak.IgnoreTopFunction("github.com/nats-io/nats-server/v2/server.(*msgBlock).flushLoop"),
+		goleak.IgnoreTopFunction("github.com/nats-io/nats-server/v2/server.(*fileStore).flushStreamStateLoop"),
+		goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server/ats.Register.func1"),
 	)
 }
 
-// ServeIfAsked is the first statement of a TestMain that does not use Main. In a process that External started it
-// serves until its standard input is closed and does not return; otherwise it does nothing.
-func ServeIfAsked() {
+// serveIfAsked does nothing, except in a process that External started: there it serves until its standard input is
+// closed, and does not return.
+func serveIfAsked() {
 	dir := os.Getenv(serveEnv)
 	if dir == "" {
 		return
@@ -72,7 +76,7 @@ func serve(dir string) error {
 }
 
 // External starts a nats-server with JetStream and its default limits in another process, which ends with the test or
-// with this process. It returns the server's URL. The package's TestMain must call Main or ServeIfAsked.
+// with this process. It returns the server's URL. The package's TestMain must call Main.
 func External(t testing.TB) string {
 	t.Helper()
 	cmd, stdin, waited, url := startServer(t, serveEnv+"="+t.TempDir())
@@ -128,7 +132,7 @@ func (c *Crashable) Kill() {
 func startServer(t testing.TB, env ...string) (cmd *exec.Cmd, stdin io.Closer, waited chan error, url string) {
 	t.Helper()
 	if os.Getenv(serveEnv) != "" {
-		t.Fatal("bustest.External: TestMain does not call bustest.Main or bustest.ServeIfAsked")
+		t.Fatal("bustest.External: TestMain does not call bustest.Main")
 	}
 	exe, err := os.Executable()
 	if err != nil {
@@ -148,7 +152,7 @@ func startServer(t testing.TB, env ...string) (cmd *exec.Cmd, stdin io.Closer, w
 		t.Fatalf("bustest.External: %v", err)
 	}
 	if !strings.HasPrefix(line, "nats://") {
-		t.Fatalf("bustest.External: the child said %q, not a URL; does TestMain call bustest.Main or bustest.ServeIfAsked?", line)
+		t.Fatalf("bustest.External: the child said %q, not a URL; does TestMain call bustest.Main?", line)
 	}
 	return cmd, stdin, waited, line
 }
