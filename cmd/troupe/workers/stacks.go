@@ -1,4 +1,4 @@
-package main
+package workers
 
 import (
 	"context"
@@ -59,7 +59,7 @@ has it, else by faulthandler.`,
 			}
 			return c.stacks(cmd.Context(), target)
 		},
-		ValidArgsFunction: c.completeRole,
+		ValidArgsFunction: c.CompleteRole,
 	}
 	c.ServerFlags(cmd)
 	c.JSONFlag(cmd, "print one JSON array with an object for each rank")
@@ -104,7 +104,7 @@ cancelled error, and the worker continues with its next call.`,
 			}
 			return c.interrupt(cmd.Context(), target)
 		},
-		ValidArgsFunction: c.completeRole,
+		ValidArgsFunction: c.CompleteRole,
 	}
 	c.ServerFlags(cmd)
 	c.JSONFlag(cmd, "print the names of the interrupted methods as one JSON object")
@@ -144,7 +144,7 @@ attached; what it prints says so. It continues when the debugger's "continue" is
 			}
 			return c.debug(cmd.Context(), target, cmd.InOrStdin())
 		},
-		ValidArgsFunction: c.completeRole,
+		ValidArgsFunction: c.CompleteRole,
 	}
 	c.ServerFlags(cmd)
 	return cmd

@@ -1,4 +1,4 @@
-package main
+package capacity
 
 import (
 	"cmp"
@@ -15,10 +15,10 @@ import (
 	"troupe/placement"
 )
 
-// drainFlags are the flags of drain.
 // drainPoll is the interval of asking whether workers have ended.
 const drainPoll = 100 * time.Millisecond
 
+// drainFlags are the flags of drain.
 type drainFlags struct {
 	why   string
 	by    string
@@ -47,7 +47,7 @@ cause. Drain prints how many workers are left, and returns when there are none. 
 			flags.by = cmp.Or(flags.by, c.whoami())
 			return c.drain(cmd.Context(), args[0], flags)
 		},
-		ValidArgsFunction: c.completeNode,
+		ValidArgsFunction: c.CompleteNode,
 	}
 	cmd.Flags().StringVar(&flags.why, "why", "", "the reason, shown to waiting requests and in the errors of ended workers")
 	cmd.Flags().StringVar(&flags.by, "by", "", "name of the operator (default you)")
@@ -65,7 +65,7 @@ func (c command) drain(ctx context.Context, node string, f drainFlags) error {
 			return err
 		}
 		defer client.Close()
-		if err := checkNode(ctx, client, node); err != nil {
+		if err := cli.CheckNode(ctx, client, node); err != nil {
 			return err
 		}
 		if _, err := client.Cordon(ctx, placement.Cordon{Node: node, Why: cmp.Or(f.why, "drained"), By: f.by}); err != nil {
@@ -94,21 +94,6 @@ func (c command) drain(ctx context.Context, node string, f drainFlags) error {
 		c.Printf("%s is drained\n", node)
 		return nil
 	})
-}
-
-// checkNode is bus.ErrNotFound for a node that the placement service does not know.
-func checkNode(ctx context.Context, client *placement.Client, node string) error {
-	list, err := client.Nodes(ctx)
-	if err != nil {
-		return err
-	}
-	names := make([]string, len(list))
-	for i, n := range list {
-		if names[i] = n.Report.Node; names[i] == node {
-			return nil
-		}
-	}
-	return bus.Errorf(bus.CodeNotFound, "no node %q; %s", node, cli.ThereAre(names))
 }
 
 // awaitEnds waits for workers to end by themselves. It returns how many there were, and the workers that are left.

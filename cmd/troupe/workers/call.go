@@ -1,4 +1,4 @@
-package main
+package workers
 
 import (
 	"context"
@@ -93,7 +93,7 @@ func (f callFlags) parse(role, method string) (dispatch.Call, error) {
 		return call, cli.Usagef("--timeout %s: must be positive", f.timeout)
 	}
 	var err error
-	if call.Args, call.Named, err = parseArgs(f.args); err != nil {
+	if call.Args, call.Named, err = cli.ParseArgs(f.args); err != nil {
 		return call, cli.Usagef("--args: %w", err)
 	}
 	return call, nil
@@ -114,7 +114,7 @@ func (c command) call(ctx context.Context, role string, call dispatch.Call, oneR
 		if list, ok := value.([]any); ok && oneRank && len(list) == 1 {
 			value = list[0]
 		}
-		return c.PrintJSON(jsonValue(value))
+		return c.PrintJSON(cli.JSONValue(value))
 	})
 }
 
@@ -168,17 +168,19 @@ func completeMode(*cobra.Command, []string, string) ([]string, cobra.ShellCompDi
 }
 
 // completeCall completes the role, and then its method.
-func (c command) completeCall(cmd *cobra.Command, words []string, _ string) ([]string, cobra.ShellCompDirective) {
-	if len(words) > 1 {
+func (c command) completeCall(cmd *cobra.Command, words []string, prefix string) ([]string, cobra.ShellCompDirective) {
+	switch len(words) {
+	case 0:
+		return c.CompleteRole(cmd, words, prefix)
+	case 1:
+	default:
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 	return c.CompleteFrom(cmd, func(ctx context.Context, rt *roles.Runtime) ([]string, error) {
 		all, err := rt.Roles(ctx)
 		var names []string
 		for _, r := range all {
-			if len(words) == 0 {
-				names = append(names, fmt.Sprintf("%s\t%s, %d workers, %s", r.Name, r.Class, r.World, r.State))
-			} else if r.Name == words[0] {
+			if r.Name == words[0] {
 				names = methodNames(r)
 			}
 		}

@@ -1,4 +1,4 @@
-package main
+package capacity
 
 import (
 	"cmp"
@@ -67,7 +67,7 @@ func (c command) reserve(ctx context.Context, r placement.Request, wait time.Dur
 				return err
 			}
 			c.Printf("%s is reserved under token %d\n", record.ID, record.Token)
-			return c.workersTable(record.Workers)
+			return c.WorkersTable(record.Workers)
 		}
 		out := reserved{
 			Granted: err == nil, Reasons: []planner.Reason{}, Workers: record.Workers,
@@ -118,7 +118,7 @@ reservation of the same id.`,
 		Args:    cobra.ExactArgs(1),
 		RunE:    func(cmd *cobra.Command, args []string) error { return c.release(cmd.Context(), args[0], token) },
 
-		ValidArgsFunction: c.completeReservation,
+		ValidArgsFunction: c.CompleteReservation,
 	}
 	cmd.Flags().Uint64Var(&token, "token", 0, "token of the grant (default that of the current grant)")
 	c.ServerFlags(cmd)
@@ -147,16 +147,8 @@ func (c command) release(ctx context.Context, id string, token uint64) error {
 			c.Printf("%s is released\n", id)
 		}
 		if err == nil && at < 0 {
-			err = bus.Errorf(bus.CodeNotFound, "no reservation %q; %s", id, cli.ThereAre(reservationIDs(list.Records)))
+			err = bus.Errorf(bus.CodeNotFound, "no reservation %q; %s", id, cli.ThereAre(cli.ReservationIDs(list.Records)))
 		}
 		return err
 	})
-}
-
-func reservationIDs(records []placement.Record) []string {
-	ids := make([]string, len(records))
-	for i, r := range records {
-		ids[i] = r.ID
-	}
-	return ids
 }

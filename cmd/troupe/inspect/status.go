@@ -1,4 +1,4 @@
-package main
+package inspect
 
 import (
 	"cmp"
@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -217,16 +218,16 @@ func (c command) showStatus(v overview, s cli.Server) error {
 		}
 	}
 	if v.Ledger.Doubt != "" || v.Ledger.Unconfirmed > 0 {
-		c.Printf("%s\n", ledgerLine(v.Ledger))
+		c.Printf("%s\n", cli.LedgerLine(v.Ledger))
 	}
 	c.Printf("\n")
 	var rows [][]string
 	for _, n := range v.Nodes {
 		running := "?"
 		if n.Workers != nil || n.State == "away" {
-			running = itoa(len(n.Workers))
+			running = strconv.Itoa(len(n.Workers))
 		}
-		rows = append(rows, []string{n.Name, n.State, itoa(n.Devices), itoa(n.Held), itoa(n.Unfit), running, cmp.Or(n.Version, "?"), labelsText(n.Labels), n.Why})
+		rows = append(rows, []string{n.Name, n.State, strconv.Itoa(n.Devices), strconv.Itoa(n.Held), strconv.Itoa(n.Unfit), running, cmp.Or(n.Version, "?"), labelsText(n.Labels), n.Why})
 	}
 	if err := c.TableOr("no nodes", "NODE STATE GPUS HELD UNFIT WORKERS VERSION LABELS WHY", rows); err != nil {
 		return err
@@ -236,7 +237,7 @@ func (c command) showStatus(v overview, s cli.Server) error {
 	all, header := make([]registry.RoleRecord, 0, len(v.Roles)), "ROLE CLASS WORLD STATE FOR BY CAUSE"
 	for _, r := range v.Roles {
 		all = append(all, r.RoleRecord)
-		rows = append(rows, []string{r.Name, r.Class, itoa(r.World), string(r.State), time.Since(r.Since).Round(time.Second).String(), r.By, r.Cause})
+		rows = append(rows, []string{r.Name, r.Class, strconv.Itoa(r.World), string(r.State), time.Since(r.Since).Round(time.Second).String(), r.By, r.Cause})
 	}
 	if inOtherNamespace(s, all) {
 		header = strings.Replace(header, " ", " NAMESPACE ", 1)
@@ -250,7 +251,7 @@ func (c command) showStatus(v overview, s cli.Server) error {
 	c.Printf("\n")
 	rows = nil
 	for i, w := range v.Waiting {
-		rows = append(rows, []string{itoa(i + 1), w.ID, w.Namespace, w.Holder, fmt.Sprint(w.Devices), (time.Duration(w.Waited) * time.Millisecond).Round(time.Second).String()})
+		rows = append(rows, []string{strconv.Itoa(i + 1), w.ID, w.Namespace, w.Holder, fmt.Sprint(w.Devices), (time.Duration(w.Waited) * time.Millisecond).Round(time.Second).String()})
 	}
 	return c.TableOr(cli.Counted(len(v.Held), "reservation")+", no request waits", "PLACE ID NAMESPACE HOLDER DEVICES WAITS", rows)
 }

@@ -1,10 +1,11 @@
-package main
+package inspect
 
 import (
 	"cmp"
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -35,7 +36,7 @@ With the name of a role it prints the workers: node, devices and present state o
 			}
 			return c.Repeat(cmd.Context(), watch, c.roles)
 		},
-		ValidArgsFunction: c.completeRole,
+		ValidArgsFunction: c.CompleteRole,
 	}
 	watch.Add(cmd)
 	c.ServerFlags(cmd)
@@ -186,14 +187,6 @@ func causeOf(rec registry.RoleRecord) string {
 	return fmt.Sprintf("%s, ranks %v: %s", doing, r.Ranks, r.Why)
 }
 
-// completeRole completes the name of a role.
-func (c command) completeRole(cmd *cobra.Command, words []string, prefix string) ([]string, cobra.ShellCompDirective) {
-	if len(words) > 0 {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	return c.completeCall(cmd, words, prefix)
-}
-
 // infoWait bounds the wait for the answers of workers.
 const infoWait = 2 * time.Second
 
@@ -232,17 +225,9 @@ func (c command) ranksTable(all []rank) error {
 		if r.Busy > 0 {
 			busy = r.Busy.Round(time.Millisecond).String()
 		}
-		rows[i] = []string{itoa(r.Rank), cmp.Or(r.Name, "–"), cmp.Or(r.Node, "–"), indices(r.Devices), pidText(r.PID), r.State, itoa(r.Calls), busy}
+		rows[i] = []string{strconv.Itoa(r.Rank), cmp.Or(r.Name, "–"), cmp.Or(r.Node, "–"), cli.Indices(r.Devices), cli.PIDText(r.PID), r.State, strconv.Itoa(r.Calls), busy}
 	}
 	return c.Table("RANK WORKER NODE DEVICES PID STATE CALLS BUSY", rows)
-}
-
-// pidText is a pid, or a dash.
-func pidText(pid int) string {
-	if pid == 0 {
-		return "–"
-	}
-	return itoa(pid)
 }
 
 func (c command) rolesTable(s cli.Server, all []registry.RoleRecord) error {
@@ -252,7 +237,7 @@ func (c command) rolesTable(s cli.Server, all []registry.RoleRecord) error {
 		if r.Detached {
 			life = "detached"
 		}
-		rows[i] = []string{r.Name, r.Class, itoa(r.World), r.Mesh.String(), string(r.State), cli.Age(r.Since), life, nodesOf(r), r.By, causeOf(r)}
+		rows[i] = []string{r.Name, r.Class, strconv.Itoa(r.World), r.Mesh.String(), string(r.State), cli.Age(r.Since), life, nodesOf(r), r.By, causeOf(r)}
 		if inOtherNamespace(s, all) {
 			rows[i] = slices.Insert(rows[i], 1, r.Namespace)
 		}

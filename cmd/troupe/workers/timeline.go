@@ -1,10 +1,11 @@
-package main
+package workers
 
 import (
 	"context"
 	"fmt"
 	"io"
 	"os"
+	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -47,7 +48,7 @@ The recorder of a process keeps its newest 8,192 records; TROUPE_RECORDER=N in i
 		Args: cobra.RangeArgs(1, maxTimelineRoles),
 		RunE: func(cmd *cobra.Command, args []string) error { return c.timeline(cmd.Context(), args, flags) },
 		ValidArgsFunction: func(cmd *cobra.Command, _ []string, prefix string) ([]string, cobra.ShellCompDirective) {
-			return c.completeCall(cmd, nil, prefix)
+			return c.CompleteRole(cmd, nil, prefix)
 		},
 	}
 	c.ServerFlags(cmd)
@@ -181,7 +182,7 @@ func (c command) printTimeline(t *timeline.Timeline, file string) error {
 		if n := len(l.Running); n > 0 {
 			running = l.Running[n-1]
 		}
-		rows = append(rows, []string{lane, l.Process.Host, pidText(l.Process.PID), itoa(l.Events), running, fmt.Sprintf("%+.3f ms ± %.3f", l.Process.OffsetS*1e3, l.Process.UncertaintyS*1e3)})
+		rows = append(rows, []string{lane, l.Process.Host, cli.PIDText(l.Process.PID), strconv.Itoa(l.Events), running, fmt.Sprintf("%+.3f ms ± %.3f", l.Process.OffsetS*1e3, l.Process.UncertaintyS*1e3)})
 	}
 	if err := c.Table("LANE NODE PID EVENTS RUNNING CLOCK", rows); err != nil {
 		return err

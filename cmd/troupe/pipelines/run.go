@@ -1,4 +1,4 @@
-package main
+package pipelines
 
 import (
 	"context"
@@ -44,7 +44,7 @@ the nodes. Without a head on this machine, run starts a private one, which ends 
   troupe pipeline top                   # beside it`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, pos []string) error {
-			file, err := readRun(pos[0])
+			file, err := c.readRun(pos[0])
 			if err != nil {
 				return err
 			}
@@ -63,12 +63,12 @@ the nodes. Without a head on this machine, run starts a private one, which ends 
 	return cmd
 }
 
-func readRun(path string) (spec.File, error) {
+func (c command) readRun(path string) (spec.File, error) {
 	text, err := bus.ReadFile(path, 16<<20)
 	if err != nil {
 		return spec.File{}, cli.Usagef("%w", err)
 	}
-	file, err := spec.ParseFile(text, hosted())
+	file, err := spec.ParseFile(text, c.classes)
 	if err != nil {
 		return file, cli.Usagef("%s: %w", path, err)
 	}
@@ -116,7 +116,7 @@ func (c command) runFile(ctx context.Context, file spec.File, flags runFlags) (e
 	if err := notRunning(ctx, b, namespace, file.Spec.Name); err != nil {
 		return err
 	}
-	rt, err := roles.Open(ctx, roles.Config{Bus: b, Namespace: namespace, Classes: hosted()})
+	rt, err := roles.Open(ctx, roles.Config{Bus: b, Namespace: namespace, Classes: c.classes})
 	if err != nil {
 		return err
 	}

@@ -1,4 +1,4 @@
-package main
+package workers
 
 import (
 	"context"
@@ -48,7 +48,7 @@ last runs.`,
 			}
 			return c.logs(cmd.Context(), query, keep, flags.tail)
 		},
-		ValidArgsFunction: c.completeRole,
+		ValidArgsFunction: c.CompleteRole,
 	}
 	cmd.Flags().BoolVarP(&flags.follow, "follow", "f", false, "print new lines too, until Ctrl-C")
 	cmd.Flags().StringVar(&flags.since, "since", "", "from this time on: a duration such as 10m, or a time such as 2006-01-02T15:04:05Z")
@@ -76,22 +76,8 @@ func (f logFlags) query(text string) (nodes.LogQuery, error) {
 		return q, cli.Usagef("--tail %d: give a number of lines, 0 or more", f.tail)
 	}
 	var err error
-	q.Since, err = parseSince(f.since)
+	q.Since, err = cli.ParseSince(f.since)
 	return q, err
-}
-
-// parseSince reads a duration before now, or a time.
-func parseSince(text string) (time.Time, error) {
-	if text == "" {
-		return time.Time{}, nil
-	}
-	if d, err := time.ParseDuration(text); err == nil && d >= 0 {
-		return time.Now().Add(-d), nil
-	}
-	if at, err := time.Parse(time.RFC3339, text); err == nil {
-		return at, nil
-	}
-	return time.Time{}, cli.Usagef("--since %q: give a duration such as 10m, or a time such as 2006-01-02T15:04:05Z", text)
 }
 
 func (f logFlags) filter() (func(nodes.Line) bool, error) {

@@ -1,4 +1,4 @@
-package main
+package capacity
 
 import (
 	"cmp"
@@ -36,7 +36,7 @@ author, time and reason.`,
 			one.By = cmp.Or(one.By, c.whoami())
 			return c.cordon(cmd.Context(), one)
 		},
-		ValidArgsFunction: c.completeNode,
+		ValidArgsFunction: c.CompleteNode,
 	}
 	cmd.Flags().StringVar(&one.Why, "why", "", "the reason, shown to waiting requests")
 	cmd.Flags().StringVar(&one.By, "by", "", "name of the operator (default you)")
@@ -59,7 +59,7 @@ func newUncordon(c command) *cobra.Command {
 			}
 			return c.uncordon(cmd.Context(), node, device)
 		},
-		ValidArgsFunction: c.completeNode,
+		ValidArgsFunction: c.CompleteNode,
 	}
 	c.ServerFlags(cmd)
 	c.JSONFlag(cmd, "print one JSON object: node, device and uncordoned, whether it was cordoned")

@@ -1,8 +1,9 @@
-package main
+package inspect
 
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -46,11 +47,11 @@ func (c command) reservations(ctx context.Context, all bool) error {
 		}
 		rows := make([][]string, 0, len(list.Records)+len(list.Waiting))
 		for _, r := range list.Records {
-			rows = append(rows, []string{r.ID, r.Namespace, r.Holder, string(r.State), cli.Age(r.Since), itoa(len(r.Workers)), deviceCount(r), itoa(r.Priority), why(r)})
+			rows = append(rows, []string{r.ID, r.Namespace, r.Holder, string(r.State), cli.Age(r.Since), strconv.Itoa(len(r.Workers)), deviceCount(r), strconv.Itoa(r.Priority), why(r)})
 		}
 		for _, w := range list.Waiting {
 			waits := (time.Duration(w.Waited) * time.Millisecond).Round(time.Second).String()
-			rows = append(rows, []string{w.ID, w.Namespace, w.Holder, "waits", waits, "–", w.Devices.String(), itoa(w.Priority), w.Wait.Text})
+			rows = append(rows, []string{w.ID, w.Namespace, w.Holder, "waits", waits, "–", w.Devices.String(), strconv.Itoa(w.Priority), w.Wait.Text})
 		}
 		return c.Table("ID NAMESPACE HOLDER STATE SINCE WORKERS DEVICES PRIORITY WHY", rows)
 	})

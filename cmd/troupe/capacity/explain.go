@@ -1,4 +1,4 @@
-package main
+package capacity
 
 import (
 	"context"
@@ -99,7 +99,7 @@ func (c command) showExplanation(x placement.Explanation) error {
 	if x.Unmet != "" {
 		c.Printf("but %s\n", x.Unmet)
 	}
-	return c.workersTable(x.Workers)
+	return c.WorkersTable(x.Workers)
 }
 
 // printRefusal prints the reasons, node by node, and what the request would wait for.
@@ -133,5 +133,3 @@ func (c command) printRefusal(x placement.Explanation) {
 		c.Printf("  it would send away %s\n", id)
 	}
 }
-
-func itoa(n int) string { return strconv.Itoa(n) }

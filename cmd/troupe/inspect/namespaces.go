@@ -1,10 +1,11 @@
-package main
+package inspect
 
 import (
 	"context"
 	"errors"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -57,7 +58,7 @@ func (c command) namespaces(ctx context.Context) error {
 			if !n.Used.IsZero() {
 				used = time.Since(n.Used).Round(time.Second).String() + " ago"
 			}
-			rows[i] = []string{n.Name, itoa(len(n.Drivers)), itoa(len(n.Roles)), itoa(len(n.Reservations)), itoa(len(n.Pipelines)), used}
+			rows[i] = []string{n.Name, strconv.Itoa(len(n.Drivers)), strconv.Itoa(len(n.Roles)), strconv.Itoa(len(n.Reservations)), strconv.Itoa(len(n.Pipelines)), used}
 		}
 		return c.TableOr("no namespace has anything", "NAMESPACE DRIVERS ROLES RESERVATIONS PIPELINES WRITTEN", rows)
 	})

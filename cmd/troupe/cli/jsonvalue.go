@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"bytes"
@@ -17,8 +17,8 @@ import (
 // shownElements is the size of the largest tensor that is printed with its elements.
 const shownElements = 256
 
-// parseArgs reads JSON arguments. Integers stay integers, and a number that would be rounded is refused.
-func parseArgs(text string) (positional []any, named map[string]any, err error) {
+// ParseArgs reads JSON arguments. Integers stay integers, and a number that would be rounded is refused.
+func ParseArgs(text string) (positional []any, named map[string]any, err error) {
 	dec := json.NewDecoder(bytes.NewReader([]byte(text)))
 	dec.UseNumber()
 	var v any
@@ -77,8 +77,8 @@ func number(text string) (any, error) {
 	return f, nil
 }
 
-// jsonValue converts a decoded value to one that encoding/json can write.
-func jsonValue(v any) any {
+// JSONValue converts a decoded value to one that encoding/json can write.
+func JSONValue(v any) any {
 	switch v := v.(type) {
 	case []byte:
 		return base64.StdEncoding.EncodeToString(v)
@@ -91,19 +91,19 @@ func jsonValue(v any) any {
 	case []any:
 		out := make([]any, len(v))
 		for i := range v {
-			out[i] = jsonValue(v[i])
+			out[i] = JSONValue(v[i])
 		}
 		return out
 	case map[string]any:
 		out := make(map[string]any, len(v))
 		for k := range v {
-			out[k] = jsonValue(v[k])
+			out[k] = JSONValue(v[k])
 		}
 		return out
 	case map[any]any:
 		out := make(map[string]any, len(v))
 		for k := range v {
-			out[fmt.Sprint(k)] = jsonValue(v[k])
+			out[fmt.Sprint(k)] = JSONValue(v[k])
 		}
 		return out
 	}

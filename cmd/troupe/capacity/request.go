@@ -1,8 +1,7 @@
-package main
+package capacity
 
 import (
 	"errors"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -148,33 +147,4 @@ func (f *requestFlags) exact(cmd *cobra.Command) (*placement.Mapping, error) {
 		return nil, cli.Usagef("--device-mapping: %w", err)
 	}
 	return &placement.Mapping{World: f.world, Devices: ids}, nil
-}
-
-// workerRows are the nodes and devices of workers, as rows of a table.
-func (c command) workersTable(workers []placement.Worker) error {
-	rows := make([][]string, len(workers))
-	for i, w := range workers {
-		rows[i] = []string{itoa(w.Rank), itoa(w.NodeRank), w.Node, indices(w.Devices), parts(w)}
-	}
-	return c.Table("RANK NODE_RANK NODE DEVICES SHARE", rows)
-}
-
-func indices(devices []int) string {
-	if len(devices) == 0 {
-		return "–"
-	}
-	text := make([]string, len(devices))
-	for i, d := range devices {
-		text[i] = itoa(d)
-	}
-	return strings.Join(text, ",")
-}
-
-// parts is a worker's share of its device; empty for a whole device.
-func parts(w placement.Worker) string {
-	at := slices.IndexFunc(w.Slots, func(s placement.Slot) bool { return s.Share < placement.Whole })
-	if at < 0 {
-		return ""
-	}
-	return w.Slots[at].Share.String()
 }

@@ -1,4 +1,4 @@
-package main
+package capacity
 
 import (
 	"context"
@@ -46,16 +46,7 @@ func (c command) ledger(ctx context.Context, ask func(*placement.Client, context
 		if c.JSON {
 			return c.PrintJSON(status)
 		}
-		c.Printf("%s\n", ledgerLine(status))
+		c.Printf("%s\n", cli.LedgerLine(status))
 		return nil
 	})
-}
-
-// ledgerLine is the status of the ledger as text.
-func ledgerLine(s placement.LedgerStatus) string {
-	line := "LEDGER " + s.String()
-	if s.Unconfirmed > 0 {
-		line += "; not confirmed yet: " + cli.Counted(s.Unconfirmed, "reservation")
-	}
-	return line
 }

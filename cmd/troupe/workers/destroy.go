@@ -1,4 +1,4 @@
-package main
+package workers
 
 import (
 	"context"
@@ -30,7 +30,7 @@ role's grace; with --now the workers are killed at once. A failed role is remove
 			}
 			return c.destroy(cmd.Context(), args[0], timeout, now)
 		},
-		ValidArgsFunction: c.completeRole,
+		ValidArgsFunction: c.CompleteRole,
 	}
 	c.ServerFlags(cmd)
 	cmd.Flags().DurationVar(&timeout, "timeout", time.Minute, "give up after this time")

@@ -1,4 +1,4 @@
-package main
+package pipelines
 
 import (
 	"context"
@@ -120,7 +120,7 @@ func newPipelinePut(c command) *cobra.Command {
 		Example: `  troupe pipeline put rl prompts --args '["one", "two"]' --key a`,
 		Args:    cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, pos []string) error {
-			values, _, err := parseArgs(args)
+			values, _, err := cli.ParseArgs(args)
 			if err != nil {
 				return cli.Usagef("--args: %w", err)
 			}
@@ -184,7 +184,7 @@ func bodyJSON(body []byte) any {
 	if err := wire.Unmarshal(body, &v); err != nil {
 		return body
 	}
-	return jsonValue(v)
+	return cli.JSONValue(v)
 }
 
 func newPipelineDead(c command) *cobra.Command {

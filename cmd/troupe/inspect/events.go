@@ -1,4 +1,4 @@
-package main
+package inspect
 
 import (
 	"context"
@@ -22,7 +22,7 @@ A bounded number is kept.`,
 		Example: "  troupe events\n  troupe events -f --since 0s\n  troupe events --json | jq 'select(.kind == \"worker_exit\")'",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			at, err := parseSince(since)
+			at, err := cli.ParseSince(since)
 			if err != nil {
 				return err
 			}
