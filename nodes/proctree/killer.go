@@ -1,4 +1,4 @@
-package nodes
+package proctree
 
 import (
 	"bytes"
@@ -13,10 +13,10 @@ import (
 	"troupe/bus"
 )
 
-const survivorTimeout = 5 * time.Second // how long a process may survive SIGKILL while it waits for a device
+const SurvivorTimeout = 5 * time.Second // how long a process may survive SIGKILL while it waits for a device
 
-// treeKiller kills the rest of workers' process trees. One scan of all processes serves all pending requests.
-type treeKiller struct {
+// Killer kills the rest of workers' process trees. One scan of all processes serves all pending requests.
+type Killer struct {
 	requestCh chan killRequest
 	doneCh    chan struct{}
 }
@@ -29,25 +29,25 @@ type killRequest struct {
 	leftCh  chan []int // holds one
 }
 
-func newTreeKiller() *treeKiller {
-	s := &treeKiller{requestCh: make(chan killRequest), doneCh: make(chan struct{})}
+func NewKiller() *Killer {
+	s := &Killer{requestCh: make(chan killRequest), doneCh: make(chan struct{})}
 	bus.Go(s.run)
 	return s
 }
 
-func (s *treeKiller) close() {
+func (s *Killer) Close() {
 	close(s.requestCh)
 	<-s.doneCh
 }
 
-// kill kills every process with the marker, of the session or in the control group, and returns those that survive.
-func (s *treeKiller) kill(marker string, session int, cgroup string) []int {
+// Kill kills every process with the marker, of the session or in the control group, and returns those that survive.
+func (s *Killer) Kill(marker string, session int, cgroup string) []int {
 	leftCh := make(chan []int, 1)
-	s.requestCh <- killRequest{marker, session, cgroup, time.Now().Add(survivorTimeout), leftCh}
+	s.requestCh <- killRequest{marker, session, cgroup, time.Now().Add(SurvivorTimeout), leftCh}
 	return <-leftCh
 }
 
-func (s *treeKiller) run() {
+func (s *Killer) run() {
 	defer close(s.doneCh)
 	asks, pause := map[string]killRequest{}, time.Millisecond
 	for {
@@ -109,7 +109,7 @@ func treesOf(asks map[string]killRequest) map[string][]int {
 			marker, mine = members[pid]
 		}
 		if !mine {
-			marker = markerOf(pid)
+			marker = MarkerOf(pid)
 			_, mine = asks[marker]
 		}
 		if mine {
@@ -123,8 +123,8 @@ func treesOf(asks map[string]killRequest) map[string][]int {
 // id. A process that leaves its group, its session and its parent keeps it.
 const MarkerEnv = "TROUPE_WORKER"
 
-// markerOf is the marker of a process; empty: none, exited, or of another user.
-func markerOf(pid int) string {
+// MarkerOf is the marker of a process; empty: none, exited, or of another user.
+func MarkerOf(pid int) string {
 	env, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
 	if err != nil {
 		return ""
@@ -163,7 +163,7 @@ func marked(want func(marker string) bool) map[string][]int {
 		if pid == self {
 			continue
 		}
-		if m := markerOf(pid); m != "" && want(m) {
+		if m := MarkerOf(pid); m != "" && want(m) {
 			found[m] = append(found[m], pid)
 		}
 	}
@@ -185,9 +185,9 @@ func sessionOf(pid int) (session int, zombie, ok bool) {
 	return session, fields[0] == "Z" || fields[0] == "X", err == nil
 }
 
-// killMarked kills every process whose marker matches, and those forked meanwhile, until there is none or most has
+// KillMarked kills every process whose marker matches, and those forked meanwhile, until there is none or most has
 // passed. It returns the survivors.
-func killMarked(want func(marker string) bool, most time.Duration) map[string][]int {
+func KillMarked(want func(marker string) bool, most time.Duration) map[string][]int {
 	for end, pause := time.Now().Add(most), time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
 		found := marked(want)
 		if len(found) == 0 || time.Now().After(end) {

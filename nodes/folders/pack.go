@@ -1,12 +1,9 @@
-package nodes
+package folders
 
 import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
-	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -17,50 +14,12 @@ import (
 	"slices"
 	"strings"
 	"syscall"
-	"time"
 
 	"troupe/bus"
-	"troupe/bus/stream"
 )
 
-const (
-	folderBucket = "troupe_folders"
-	folderLife   = 24 * time.Hour // how long the head stores a folder
-	folderMost   = 256 << 20      // bytes of one folder
-	foldersMost  = 2 << 30        // bytes of all stored folders
-)
-
-// Ship stores a folder at the head, so that workers on any node can run in it, and returns the hash of its content for
-// Program.Folder. Excludes are patterns of path.Match for a name or a path in the folder. A folder that is stored
-// already is not stored again; it is dropped after a day.
-func (c *Client) Ship(ctx context.Context, folder string, excludes ...string) (string, error) {
-	for _, pattern := range excludes {
-		if _, err := path.Match(pattern, ""); err != nil {
-			return "", bus.Errorf(bus.CodeInvalid, "ship %s: the exclude %q is not a valid pattern: %w", folder, pattern, err)
-		}
-	}
-	data, err := packFolder(folder, excludes, folderMost)
-	if err != nil {
-		return "", err
-	}
-	sum := sha256.Sum256(data)
-	name := hex.EncodeToString(sum[:])
-	store, err := openFolders(ctx, c.b)
-	if err != nil {
-		return "", err
-	}
-	if size, err := store.Size(ctx, name); err == nil && size == int64(len(data)) {
-		return name, nil
-	}
-	if err := store.Put(ctx, name, data); err != nil {
-		return "", bus.Errorf(bus.CodeUnavailable, "ship %s (%d bytes packed): %w", folder, len(data), err)
-	}
-	return name, nil
-}
-
-func openFolders(ctx context.Context, b *bus.Bus) (*stream.ObjectStore, error) {
-	return stream.OpenObjectStore(ctx, b, stream.ObjectStoreConfig{Name: folderBucket, MaxAge: folderLife, MaxBytes: foldersMost})
-}
+// folderMost is the bytes of one folder.
+const folderMost = 256 << 20
 
 // packFolder packs a folder: equal content gives equal bytes, independent of owner and times.
 func packFolder(folder string, excludes []string, most int64) ([]byte, error) {

@@ -1,4 +1,4 @@
-package nodes
+package proctree
 
 import (
 	"errors"
@@ -9,17 +9,17 @@ import (
 	"time"
 )
 
-// cgroups is the parent of one control group per worker, where the system permits it: a process that leaves its process
+// Cgroups is the parent of one control group per worker, where the system permits it: a process that leaves its process
 // group, its session and its environment stays in its control group. Zero: no control groups; markers and sessions must
 // do.
-type cgroups struct{ dir string }
+type Cgroups struct{ dir string }
 
-// openCgroups returns the parent group of an agent's workers, inside the agent's own group. It is created with the
+// OpenCgroups returns the parent group of an agent's workers, inside the agent's own group. It is created with the
 // first worker. Empty groups of killed agents are removed.
-func openCgroups(identity string) cgroups {
+func OpenCgroups(identity string) Cgroups {
 	own, ok := ownCgroup()
 	if !ok {
-		return cgroups{}
+		return Cgroups{}
 	}
 	others, _ := filepath.Glob(filepath.Join(own, cgroupPrefix+"*")) // the pattern is valid
 	for _, other := range others {
@@ -29,7 +29,7 @@ func openCgroups(identity string) cgroups {
 		}
 		_ = os.Remove(other)
 	}
-	return cgroups{filepath.Join(own, cgroupPrefix+identity)}
+	return Cgroups{filepath.Join(own, cgroupPrefix+identity)}
 }
 
 const cgroupPrefix = "troupe-"
@@ -67,8 +67,8 @@ func unified(mounts, path string) (string, bool) {
 	return "", false
 }
 
-// make creates a group for one worker and opens it for the fork; nil: none.
-func (g cgroups) make(name string) (path string, folder *os.File) {
+// Make creates a group for one worker and opens it for the fork; nil: none.
+func (g Cgroups) Make(name string) (path string, folder *os.File) {
 	if g.dir == "" {
 		return "", nil
 	}
@@ -104,9 +104,9 @@ func cgroupPIDs(path string) (pids []int) {
 	return pids
 }
 
-// cgroupOOM reports whether the OOM killer has killed a process of the group; known is false without the memory
+// OOMKilled reports whether the OOM killer has killed a process of the group; known is false without the memory
 // controller.
-func cgroupOOM(path string) (oom, known bool) {
+func OOMKilled(path string) (oom, known bool) {
 	if path == "" {
 		return false, false
 	}
@@ -122,8 +122,8 @@ func cgroupOOM(path string) (oom, known bool) {
 	return false, false
 }
 
-// removeCgroup removes a group, and waits up to a second for it to become empty.
-func removeCgroup(path string) {
+// RemoveCgroup removes a group, and waits up to a second for it to become empty.
+func RemoveCgroup(path string) {
 	for end := time.Now().Add(time.Second); path != ""; time.Sleep(time.Millisecond) {
 		if err := os.Remove(path); err == nil || errors.Is(err, os.ErrNotExist) || time.Now().After(end) {
 			return
@@ -131,8 +131,8 @@ func removeCgroup(path string) {
 	}
 }
 
-// clear kills the processes in the groups of an earlier agent, and removes the groups.
-func (g cgroups) clear() {
+// Clear kills the processes in the groups of an earlier agent, and removes the groups.
+func (g Cgroups) Clear() {
 	if g.dir == "" {
 		return
 	}
@@ -142,9 +142,9 @@ func (g cgroups) clear() {
 		for _, pid := range cgroupPIDs(path) {
 			killPID(pid)
 		}
-		removeCgroup(path)
+		RemoveCgroup(path)
 	}
 }
 
-// remove removes the agent's empty group.
-func (g cgroups) remove() { removeCgroup(g.dir) }
+// Remove removes the agent's empty group.
+func (g Cgroups) Remove() { RemoveCgroup(g.dir) }

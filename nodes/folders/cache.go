@@ -1,4 +1,4 @@
-package nodes
+package folders
 
 import (
 	"context"
@@ -14,16 +14,12 @@ import (
 	"troupe/bus"
 )
 
-const (
-	foldersDir   = "folders"
-	fetchTimeout = 2 * time.Minute
-)
+const fetchTimeout = 2 * time.Minute
 
 var folderName = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// folderCache is the node's cache of shipped folders: each is fetched once for all workers that use it, and removed with
-// the last of them.
-type folderCache struct {
+// Cache is an agent's shipped folders: each is fetched once for all workers that use it, and removed with the last of them.
+type Cache struct {
 	b   *bus.Bus
 	dir string
 
@@ -37,8 +33,13 @@ type cachedFolder struct {
 	err    error
 }
 
-// acquire returns the path of a folder and keeps the folder until giveBack.
-func (f *folderCache) acquire(name string) (string, error) {
+// NewCache makes a cache in dir, which belongs to it.
+func NewCache(b *bus.Bus, dir string) *Cache {
+	return &Cache{b: b, dir: dir, cached: map[string]*cachedFolder{}}
+}
+
+// Acquire returns the path of a folder and keeps the folder until Release. It blocks while the folder is fetched, for two minutes at most.
+func (f *Cache) Acquire(name string) (string, error) {
 	if !folderName.MatchString(name) {
 		return "", bus.Errorf(bus.CodeInvalid, "folder %q: use the hash that Ship returned", name)
 	}
@@ -46,9 +47,6 @@ func (f *folderCache) acquire(name string) (string, error) {
 	h := f.cached[name]
 	if h == nil {
 		h = &cachedFolder{doneCh: make(chan struct{})}
-		if f.cached == nil {
-			f.cached = map[string]*cachedFolder{}
-		}
 		f.cached[name] = h
 		bus.Go(func() {
 			h.err = f.fetch(name)
@@ -59,16 +57,16 @@ func (f *folderCache) acquire(name string) (string, error) {
 	f.mu.Unlock()
 	<-h.doneCh // fetch has a timeout
 	if h.err != nil {
-		f.release(name)
+		f.Release(name)
 		return "", h.err
 	}
 	return f.path(name), nil
 }
 
-func (f *folderCache) path(name string) string { return filepath.Join(f.dir, name) }
+func (f *Cache) path(name string) string { return filepath.Join(f.dir, name) }
 
-// release removes a folder with its last user.
-func (f *folderCache) release(name string) {
+// Release removes a folder with its last user.
+func (f *Cache) Release(name string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	h := f.cached[name]
@@ -82,10 +80,10 @@ func (f *folderCache) release(name string) {
 }
 
 // fetch downloads a folder. It is unpacked under another name and renamed, so that it is complete or absent.
-func (f *folderCache) fetch(name string) error {
+func (f *Cache) fetch(name string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), fetchTimeout)
 	defer cancel()
-	store, err := openFolders(ctx, f.b)
+	store, err := openStore(ctx, f.b)
 	if err != nil {
 		return err
 	}

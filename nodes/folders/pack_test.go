@@ -1,4 +1,4 @@
-package nodes
+package folders
 
 import (
 	"archive/tar"
