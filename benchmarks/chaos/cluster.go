@@ -237,7 +237,7 @@ func (c *Cluster) agentDirs() []string {
 	return dirs
 }
 
-// markersOf are the beginnings of the markers that the agents of these folders give to their workers: see nodes.MarkerEnv.
+// markersOf are the beginnings of the markers that the agents of these folders give to their workers: see proctree.MarkerEnv.
 func markersOf(dirs []string) (markers []string) {
 	for _, dir := range dirs {
 		if identity, err := os.ReadFile(filepath.Join(dir, "identity")); err == nil {
