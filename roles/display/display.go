@@ -1,16 +1,15 @@
-package nodes
+package display
 
 import (
 	"bytes"
-	"cmp"
 	"fmt"
 	"hash/fnv"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"troupe/internal/terminal"
+	"troupe/nodes"
 )
 
 const (
@@ -24,20 +23,20 @@ const (
 	partialFor   = time.Second     // how long an incomplete line in raw mode waits for the rest before it is shown as a line
 )
 
-// ShownText is text for the driver's stdout or stderr: whole lines, except in raw mode.
-type ShownText struct {
-	Stream OutputStream
+// Text is text for the driver's stdout or stderr: whole lines, except in raw mode.
+type Text struct {
+	Stream nodes.OutputStream
 	Text   []byte
 }
 
-// OutputDisplay makes the output of many workers readable: lines begin with role and rank, a line that several ranks print is
+// Display makes the output of many workers readable: lines begin with role and rank, a line that several ranks print is
 // shown once and then counted, and of too many lines some are left out and counted. It has no clock: its methods take
 // the time. One goroutine uses it at a time.
-type OutputDisplay struct {
+type Display struct {
 	// Terminal escapes control characters, Color colours the prefixes.
 	Terminal, Color bool
 
-	out    []ShownText
+	out    []Text
 	groups map[string]*lineGroup
 	order  []string // keys of groups, oldest first
 
@@ -58,7 +57,7 @@ type workerKey struct {
 
 type partialKey struct {
 	workerKey
-	stream OutputStream
+	stream nodes.OutputStream
 }
 
 // partialLine is an incomplete line. Once it has been shown as a line, the end that comes later is left out.
@@ -71,7 +70,7 @@ type partialLine struct {
 // lineGroup is a line that was shown, and the other ranks that have printed it since.
 type lineGroup struct {
 	role   string
-	stream OutputStream
+	stream nodes.OutputStream
 	text   string
 	first  int // rank
 	ranks  map[int]bool
@@ -93,9 +92,9 @@ func (s *shownLines) add(seq uint64) {
 
 // Add adds an item of a role with a number of ranks. In raw mode its bytes are passed on unchanged, in whole lines; a line without an end
 // becomes one after partialFor.
-func (d *OutputDisplay) Add(role string, world int, mode OutputMode, item OutputItem, now time.Time) {
+func (d *Display) Add(role string, world int, mode nodes.OutputMode, item nodes.OutputItem, now time.Time) {
 	worker := workerKey{role, item.Rank, item.Gen}
-	if mode == OutputRaw {
+	if mode == nodes.OutputRaw {
 		d.addRaw(worker, item, now)
 		return
 	}
@@ -114,7 +113,7 @@ func (d *OutputDisplay) Add(role string, world int, mode OutputMode, item Output
 	d.expire(now)
 }
 
-func (d *OutputDisplay) addLine(worker workerKey, world int, item OutputItem, now time.Time) {
+func (d *Display) addLine(worker workerKey, world int, item nodes.OutputItem, now time.Time) {
 	key := worker.role + "\x00" + string(item.Data)
 	g := d.groups[key]
 	if g != nil && g.ranks[worker.rank] { // the next time that the ranks print it
@@ -151,15 +150,15 @@ func (d *OutputDisplay) addLine(worker workerKey, world int, item OutputItem, no
 }
 
 // addDying shows a last line of a dead worker, unless it was shown before.
-func (d *OutputDisplay) addDying(worker workerKey, item OutputItem) {
+func (d *Display) addDying(worker workerKey, item nodes.OutputItem) {
 	if s := d.shown[worker]; s != nil && slices.Contains(s.seqs, item.Seq) {
 		return
 	}
 	d.show(worker.role, strconv.Itoa(worker.rank), item.Stream, string(item.Data))
 }
 
-func (d *OutputDisplay) noteShown(worker workerKey, item OutputItem) {
-	if item.Stream != Stderr {
+func (d *Display) noteShown(worker workerKey, item nodes.OutputItem) {
+	if item.Stream != nodes.Stderr {
 		return
 	}
 	s := d.shown[worker]
@@ -174,7 +173,7 @@ func (d *OutputDisplay) noteShown(worker workerKey, item OutputItem) {
 }
 
 // admit reports whether one more line may be shown now.
-func (d *OutputDisplay) admit(now time.Time) bool {
+func (d *Display) admit(now time.Time) bool {
 	if d.at.IsZero() {
 		d.tokens = displayBurst
 	} else {
@@ -188,7 +187,7 @@ func (d *OutputDisplay) admit(now time.Time) bool {
 	return true
 }
 
-func (d *OutputDisplay) leaveOut(role string, rank, lines int) {
+func (d *Display) leaveOut(role string, rank, lines int) {
 	o := d.omitted[role]
 	if o == nil {
 		o = &omittedLines{ranks: map[int]bool{}}
@@ -202,7 +201,7 @@ func (d *OutputDisplay) leaveOut(role string, rank, lines int) {
 }
 
 // addRaw passes on complete lines, so that those of two workers do not mix.
-func (d *OutputDisplay) addRaw(worker workerKey, item OutputItem, now time.Time) {
+func (d *Display) addRaw(worker workerKey, item nodes.OutputItem, now time.Time) {
 	if item.End {
 		d.endRaw(worker)
 		return
@@ -220,7 +219,7 @@ func (d *OutputDisplay) addRaw(worker workerKey, item OutputItem, now time.Time)
 		end = len(data)
 	}
 	if end > 0 {
-		d.out = append(d.out, ShownText{item.Stream, data[:end]})
+		d.out = append(d.out, Text{item.Stream, data[:end]})
 	}
 	if end == len(data) {
 		delete(d.partials, key)
@@ -233,8 +232,8 @@ func (d *OutputDisplay) addRaw(worker workerKey, item OutputItem, now time.Time)
 }
 
 // endRaw ends the incomplete lines of a worker.
-func (d *OutputDisplay) endRaw(worker workerKey) {
-	for _, stream := range []OutputStream{Stdout, Stderr} {
+func (d *Display) endRaw(worker workerKey) {
+	for _, stream := range []nodes.OutputStream{nodes.Stdout, nodes.Stderr} {
 		key := partialKey{worker, stream}
 		if held := d.partials[key]; held != nil {
 			d.endPartial(key, held)
@@ -244,15 +243,15 @@ func (d *OutputDisplay) endRaw(worker workerKey) {
 }
 
 // endPartial shows an incomplete line as a line.
-func (d *OutputDisplay) endPartial(key partialKey, held *partialLine) {
+func (d *Display) endPartial(key partialKey, held *partialLine) {
 	if len(held.data) > 0 {
-		d.out = append(d.out, ShownText{key.stream, append(held.data, '\n')})
+		d.out = append(d.out, Text{key.stream, append(held.data, '\n')})
 		held.data, held.ended = nil, true
 	}
 }
 
 // Take returns what is to be shown now.
-func (d *OutputDisplay) Take(now time.Time) []ShownText {
+func (d *Display) Take(now time.Time) []Text {
 	d.expire(now)
 	for key, held := range d.partials {
 		if now.Sub(held.at) >= partialFor {
@@ -269,7 +268,7 @@ func (d *OutputDisplay) Take(now time.Time) []ShownText {
 }
 
 // Flush returns everything that was held back.
-func (d *OutputDisplay) Flush() []ShownText {
+func (d *Display) Flush() []Text {
 	for len(d.order) > 0 {
 		d.closeGroup(d.order[0])
 	}
@@ -282,14 +281,14 @@ func (d *OutputDisplay) Flush() []ShownText {
 	return out
 }
 
-func (d *OutputDisplay) expire(now time.Time) {
+func (d *Display) expire(now time.Time) {
 	for len(d.order) > 0 && !d.groups[d.order[0]].expiry.After(now) {
 		d.closeGroup(d.order[0])
 	}
 }
 
 // closeGroup shows how many other ranks have printed a line.
-func (d *OutputDisplay) closeGroup(key string) {
+func (d *Display) closeGroup(key string) {
 	g := d.groups[key]
 	delete(d.groups, key)
 	d.order = slices.DeleteFunc(d.order, func(k string) bool { return k == key })
@@ -299,11 +298,11 @@ func (d *OutputDisplay) closeGroup(key string) {
 		if more > 1 {
 			note = fmt.Sprintf("[and %d more ranks]", more)
 		}
-		d.show(g.role, ranges(g.ranks), g.stream, g.text+" "+note)
+		d.show(g.role, nodes.RankRanges(g.ranks), g.stream, g.text+" "+note)
 	}
 }
 
-func (d *OutputDisplay) noteOmitted() {
+func (d *Display) noteOmitted() {
 	roles := make([]string, 0, len(d.omitted))
 	for role := range d.omitted {
 		roles = append(roles, role)
@@ -311,12 +310,12 @@ func (d *OutputDisplay) noteOmitted() {
 	slices.Sort(roles)
 	for _, role := range roles {
 		o := d.omitted[role]
-		d.show(role, ranges(o.ranks), Stderr, fmt.Sprintf("[%d lines left out; `troupe logs %s` has them, output=\"raw\" shows all]", o.lines, role))
+		d.show(role, nodes.RankRanges(o.ranks), nodes.Stderr, fmt.Sprintf("[%d lines left out; `troupe logs %s` has them, output=\"raw\" shows all]", o.lines, role))
 	}
 	d.omitted = nil
 }
 
-func (d *OutputDisplay) show(role, ranks string, stream OutputStream, text string) {
+func (d *Display) show(role, ranks string, stream nodes.OutputStream, text string) {
 	prefix := role + "[" + ranks + "]"
 	if d.Terminal {
 		text = terminal.Line(text)
@@ -324,7 +323,7 @@ func (d *OutputDisplay) show(role, ranks string, stream OutputStream, text strin
 	if d.Color {
 		prefix = fmt.Sprintf("\x1b[%dm%s\x1b[0m", colorOf(role), prefix)
 	}
-	d.out = append(d.out, ShownText{stream, []byte(prefix + " " + text + "\n")})
+	d.out = append(d.out, Text{stream, []byte(prefix + " " + text + "\n")})
 }
 
 // colorOf is the terminal colour of a role: one of cyan, green, yellow, blue, magenta and bright blue.
@@ -332,27 +331,4 @@ func colorOf(role string) int {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(role)) // never fails
 	return []int{36, 32, 33, 34, 35, 94}[h.Sum32()%6]
-}
-
-// ranges formats a set of ranks: "0-3,7".
-func ranges(set map[int]bool) string {
-	var all []int
-	for rank := range set {
-		all = append(all, rank)
-	}
-	slices.SortFunc(all, cmp.Compare[int])
-	var out []string
-	for i := 0; i < len(all); {
-		j := i
-		for j+1 < len(all) && all[j+1] == all[j]+1 {
-			j++
-		}
-		if i == j {
-			out = append(out, strconv.Itoa(all[i]))
-		} else {
-			out = append(out, fmt.Sprintf("%d-%d", all[i], all[j]))
-		}
-		i = j + 1
-	}
-	return strings.Join(out, ",")
 }
