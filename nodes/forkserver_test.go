@@ -139,9 +139,11 @@ func TestUnfitModules(t *testing.T) {
 		require.NoError(t, os.WriteFile(filepath.Join(folder, c.module+".py"), []byte(c.text+"\n"), 0o600))
 		l := forked(t, `sys.exit(5)`, i)
 		l.Program.Warm, l.Program.WarmPath = []string{c.module}, []string{folder}
+		l.Program.Env["PYTHONPATH"] = folder // before an installed torch
 		s.launch(l)
 		e := s.exitOf(i)
 		require.Equal(t, 5, e.Code)
+		require.NotEmpty(t, e.Last, c.module)
 		require.Equal(t, "imported", e.Last[0])
 		require.Contains(t, e.Last[len(e.Last)-1], c.want)
 	}

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -332,7 +333,7 @@ func serveEngine(role, url string) error {
 		os.Exit(0) // its parent has ended
 	}()
 	<-p.Done()
-	return p.Err()
+	return errors.Join(p.Err(), b.Close()) // whoever asks after the end of this process finds no subscription of it
 }
 
 // serveRole hosts a role of two ranks and ends with its parent.
