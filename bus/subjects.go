@@ -26,6 +26,7 @@ import (
 //	troupe.<namespace>.@body.<session>.<id>                      chunks of a body for the processes that pull it for their hosts
 //	troupe.<namespace>.@traffic.<session>                        bytes and pending calls of one process, for observers
 //	troupe.<namespace>.reply.<session>.placement.<seq>           what the placement service says to one process
+//	troupe.<namespace>.@sessions                                 asks the head for the control service of the namespace
 //	troupe.<namespace>.@pipeline.<name>.stored.…                 what a pipeline stores, in a JetStream stream of its own
 //	troupe.<namespace>.@pipeline.<name>.body.<stream>.<priority> its large bodies, in streams of their own
 //	troupe.<namespace>.@pipeline.<name>.ask.<verb>               requests to the process that runs a pipeline
@@ -268,6 +269,20 @@ func PlacementEvents(namespace string) string {
 		namespace = "*"
 	}
 	return placementRoot + ".event." + namespace
+}
+
+const sessionsWord = ".@sessions"
+
+// SessionsAsk is troupe.<namespace>.@sessions: asks the head for the control service of the namespace; with *, of every one.
+func SessionsAsk(namespace string) string { return tokenRoot + "." + namespace + sessionsWord }
+
+// SessionsNamespace is the namespace of a SessionsAsk; empty: it is none.
+func SessionsNamespace(subject string) string {
+	inner, ok := strings.CutSuffix(strings.TrimPrefix(subject, tokenRoot+"."), sessionsWord)
+	if !ok {
+		return ""
+	}
+	return inner
 }
 
 // Pipeline is one pipeline on the bus.

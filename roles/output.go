@@ -26,7 +26,8 @@ const (
 type roleOutput struct {
 	mode    nodes.OutputMode
 	sink    *outputSink
-	ownSink bool // the sink is not shared with other roles
+	ownSink bool         // the sink is not shared with other roles
+	to      *bus.Address // another driver that receives the output; nil: this one
 	stop    func()
 }
 
@@ -58,6 +59,13 @@ func (rt *Runtime) endOutput() {
 func (c *Cluster) showOutput(ctx context.Context) error {
 	p := c.spec.Process
 	o := &roleOutput{mode: cmp.Or(p.OutputMode, c.rt.cfg.OutputMode, nodes.OutputAll)}
+	if p.OutputTo != (bus.Address{}) {
+		o.to = &p.OutputTo
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.output = o
+		return nil
+	}
 	if p.Output != nil {
 		o.ownSink = true
 		o.sink = newOutputSink(func(t nodes.ShownText) { _, _ = p.Output.Write(t.Text) }, false, false) // the writer handles its own errors
@@ -79,14 +87,31 @@ func (c *Cluster) showOutput(ctx context.Context) error {
 	return nil
 }
 
-// outputMode is the mode for launches of workers.
-func (c *Cluster) outputMode() nodes.OutputMode {
+// outputMode is the mode for launches of workers, and the receiver, if that is another driver.
+func (c *Cluster) outputMode() (nodes.OutputMode, *bus.Address) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.output == nil {
-		return nodes.OutputUnset
+		return nodes.OutputUnset, nil
 	}
-	return c.output.mode
+	return c.output.mode, c.output.to
+}
+
+// OutputReceiver is the address that Process.OutputTo takes for the output that this runtime receives under a name.
+func (rt *Runtime) OutputReceiver(name string) bus.Address {
+	return bus.Address{Namespace: rt.cfg.Namespace, Role: name, Incarnation: rt.ep.Session()}
+}
+
+// ReceiveOutput shows output of roles that other drivers create with OutputReceiver(name), until the runtime ends. Without
+// Config.OutputFunc it does nothing.
+func (rt *Runtime) ReceiveOutput(ctx context.Context, name string) error {
+	sink := rt.outputSink()
+	if sink == nil {
+		return nil
+	}
+	mode := cmp.Or(rt.cfg.OutputMode, nodes.OutputAll)
+	_, err := rt.agents().ReceiveOutput(ctx, rt.OutputReceiver(name), func(b nodes.OutputBatch) bool { return sink.offer(b.Role, 1, mode, b.Items) })
+	return err
 }
 
 // FlushOutput returns when everything that the workers had printed has been written for the driver.
@@ -94,7 +119,7 @@ func (c *Cluster) FlushOutput(ctx context.Context) error {
 	c.mu.Lock()
 	o, rec := c.output, c.rec
 	c.mu.Unlock()
-	if o == nil {
+	if o == nil || o.sink == nil {
 		return bus.Errorf(bus.CodeInvalid, "role %s: neither Process.Output nor Config.OutputFunc was set when the role was created", c.Name())
 	}
 	if err := c.flushAgents(ctx, rec); err != nil {
@@ -133,6 +158,9 @@ func (c *Cluster) endOutput(ctx context.Context) {
 	defer cancel()
 	if o.mode == nodes.OutputRaw {
 		_ = c.flushAgents(ctx, rec) // the log stream has it
+	}
+	if o.sink == nil {
+		return
 	}
 	_ = o.sink.flush(ctx)
 	o.stop()

@@ -406,10 +406,6 @@ class Core:
             self._beside.discard(me)
             self.lib.troupe_push()
 
-    def stay_beside(self) -> None:
-        """beside for a thread that runs an event loop, until its end: the loop does not read completions."""
-        self._beside.add(threading.get_ident())
-
     def share_side(self) -> None:
         """Has the side queue read for functions of pipelines: the thread that reads it runs no methods from now on."""
         self.side_is_shared = True

@@ -3,8 +3,7 @@
 Modules, and what is in each:
     __init__, _session      init, shutdown, namespaces, implicit init
     _state                  the current session; control_call and control_async ask the control service
-    _control                the service that knows jobs, actors, names, handles, workers of tasks
-    _placement              resources of nodes, placement groups, which request runs where
+    _control                the way to the service of the head that knows jobs, actors, names, handles, workers of tasks, resources
     _objects                ObjectRef, get, put, wait, cancel; Promise: a reference whose value is set later
     _host                   the process of an actor or of a worker for tasks
     actor, remote_function  decorated classes and functions, handles

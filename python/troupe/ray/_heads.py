@@ -1,6 +1,6 @@
-"""Sessions of this machine that several drivers share: a head with its control service, and further nodes.
+"""Sessions of this machine that several drivers share: a head and further nodes.
 
-`ray start --head` and cluster_utils.Cluster start a process of `_head`, which runs `troupe up` and serves the control service;
+`ray start --head` and cluster_utils.Cluster start a process of `_head`, which keeps `troupe up` running;
 `ray start --address` and Cluster.add_node run `troupe join`. Each writes a file in the folder of this user, so that drivers find the
 address and the token, and `ray stop` finds the processes.
 """
@@ -147,7 +147,7 @@ def start_head(
     *, port: int = 0, num_cpus: float | None = None, num_gpus: float | None = None, resources: dict[str, float] | None = None,
     memory: float | None = None, name: str = "", ip: str = "127.0.0.1", stay: bool = False,
 ) -> tuple[subprocess.Popen[bytes] | None, dict[str, Any]]:  # fmt: skip
-    """Starts a head with its control service. stay: it outlives this process, and ends with stop()."""
+    """Starts a head. stay: it outlives this process, and ends with stop()."""
     spec = {
         "port": port, "gpus": devices(override_gpus(num_gpus)), "resources": declared(num_cpus, resources, memory), "name": name, "ip": ip, "stay": stay,
     }  # fmt: skip

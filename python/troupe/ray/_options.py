@@ -1,6 +1,6 @@
 """Options of actors, tasks and methods: what there is, and which values are taken.
 
-Scheduling strategies are objects of ray.util.scheduling_strategies; each has to_wire(), which gives the form of _placement.py.
+Scheduling strategies are objects of ray.util.scheduling_strategies; each has to_wire(), which gives the form that the control service takes.
 """
 
 from __future__ import annotations
