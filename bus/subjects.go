@@ -43,6 +43,7 @@ import (
 //	troupe.@nodes.do.<node>                 what the node's agent is asked to do
 //	troupe.@nodes.end                       tells the agents that the run is over
 //	troupe.@nodes.head                      asks the head how it is
+//	troupe.@sessions.head.<id>              answered by the head that runs control services under that id, while it lives
 //	troupe.@events.<namespace>              what an operator may want to know of; stored
 //	troupe.@events.@nodes                   the same, of no namespace
 const (
@@ -275,6 +276,9 @@ const sessionsWord = ".@sessions"
 
 // SessionsAsk is troupe.<namespace>.@sessions: asks the head for the control service of the namespace; with *, of every one.
 func SessionsAsk(namespace string) string { return tokenRoot + "." + namespace + sessionsWord }
+
+// SessionsHead is troupe.@sessions.head.<id>: answered by the head that runs control services under that id, while it lives.
+func SessionsHead(id string) string { return tokenRoot + sessionsWord + ".head." + id }
 
 // SessionsNamespace is the namespace of a SessionsAsk; empty: it is none.
 func SessionsNamespace(subject string) string {

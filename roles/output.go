@@ -134,10 +134,27 @@ func (c *Cluster) flushAgents(ctx context.Context, rec registry.RoleRecord) erro
 	errs := make([]error, len(order))
 	var group sync.WaitGroup
 	for i, at := range order {
-		group.Go(bus.Guard(func() { errs[i] = c.rt.agents().FlushOutput(ctx, at.node, c.to) }))
+		group.Go(bus.Guard(func() { errs[i] = c.flushAgent(ctx, at.node) }))
 	}
 	group.Wait()
 	return errors.Join(errs...)
+}
+
+// flushAgent returns when an agent has sent the output of its workers. An absent agent is not waited for.
+func (c *Cluster) flushAgent(ctx context.Context, node string) error {
+	probe, cancel := context.WithTimeout(ctx, agentProbe)
+	err := c.rt.agents().FlushOutput(probe, node, c.to)
+	cancel()
+	if err == nil || ctx.Err() != nil || c.nodeLost(ctx, node) {
+		return err
+	}
+	probe, cancel = context.WithTimeout(ctx, agentProbe)
+	_, err = c.rt.agents().WorkersOf(probe, node, c.to)
+	cancel()
+	if err != nil {
+		return err
+	}
+	return c.rt.agents().FlushOutput(ctx, node, c.to)
 }
 
 // endOutput writes the last output of the workers, and stops. Agents have sent it when the workers were stopped; raw

@@ -416,7 +416,7 @@ func (s *service) endActor(a *actor, reason string, crashed bool) {
 	wakeAll(ended)
 	switch p, gentle := a.process, reason == reasonOutOfScope; {
 	case p != nil:
-		done := s.processEnding(a.spec.Job)
+		done := s.processEnding(a.spec.Job, a.at.NodeID)
 		s.background(func() {
 			s.destroy(p, gentle)
 			s.do(func() {

@@ -1,8 +1,11 @@
 package sessions
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
@@ -17,7 +20,10 @@ const (
 	bucketName  = "troupe_sessions"
 	bucketBytes = 64 << 20
 	leaseBytes  = 4 << 20
-	leadTTL     = 5 * time.Second // from the death of a head to its succession
+	defaultLead = 15 * time.Second
+	defaultIdle = 5 * time.Minute
+	deadAfter   = 3 * time.Second // without a subscriber a head is dead; its connection may be broken for less
+	probeEvery  = 500 * time.Millisecond
 	findAttempt = 2 * time.Second // for one answer of a head
 	waitingMost = 10_000          // requests that wait for a service to start
 )
@@ -31,6 +37,15 @@ type Config struct {
 	Bus *bus.Bus
 	// Replicas is the number of copies of the bucket; see kv.Config.
 	Replicas int
+	// Head identifies the head over its restarts: no two processes that live have the same. So a restarted head knows its
+	// predecessor. Zero: one that no other has.
+	Head string
+	// Lead is the lifetime of the lease of a service: how long another head waits for one that hangs. One that is dead is noticed before,
+	// and one that lives keeps its service when the lease is lost, unless another has taken over. Zero: 15 s.
+	Lead time.Duration
+	// Idle is the time after which a service ends that has neither jobs nor placement groups; the next request starts it again.
+	// Zero: five minutes.
+	Idle time.Duration
 	// Logger receives errors without a caller. Zero: the logger of the bus.
 	Logger *slog.Logger
 }
@@ -38,6 +53,7 @@ type Config struct {
 // server runs the services of a head, one for each namespace that has asked.
 type server struct {
 	cfg   Config
+	id    string // of this process
 	ctx   context.Context
 	group sync.WaitGroup
 
@@ -58,13 +74,20 @@ func Serve(ctx context.Context, cfg Config) (stop func(), err error) {
 	if cfg.Logger == nil {
 		cfg.Logger = cfg.Bus.Logger()
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	s := &server{cfg: cfg, ctx: ctx, services: map[string]*entry{}}
-	sub, err := cfg.Bus.Subscribe(bus.SessionsAsk("*"), s.asked)
+	cfg.Lead, cfg.Idle = cmp.Or(cfg.Lead, defaultLead), cmp.Or(cfg.Idle, defaultIdle)
+	cfg.Head = cmp.Or(cfg.Head, bus.NewID())
+	s := &server{cfg: cfg, id: cfg.Head + "-" + bus.NewID(), services: map[string]*entry{}}
+	alive, err := cfg.Bus.Subscribe(bus.SessionsHead(s.id), func(m *bus.Msg) { _ = m.Respond(nil) }) // a lost answer is no proof of death
 	if err != nil {
-		cancel()
 		return nil, err
 	}
+	sub, err := cfg.Bus.Subscribe(bus.SessionsAsk("*"), s.asked)
+	if err != nil {
+		_ = alive.Unsubscribe() // fails only if the connection is closed
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	s.ctx = ctx
 	if err := s.resume(ctx); err != nil {
 		cfg.Logger.Warn("sessions: services of an earlier head are not resumed until a client asks", "error", err)
 	}
@@ -75,6 +98,7 @@ func Serve(ctx context.Context, cfg Config) (stop func(), err error) {
 		s.mu.Unlock()
 		cancel()
 		s.group.Wait()
+		_ = alive.Unsubscribe()
 	}, nil
 }
 
@@ -129,16 +153,52 @@ func (s *server) start(namespace string) *entry {
 	return e
 }
 
-// lead competes for the service of a namespace until the head ends.
+// lead competes for the service of a namespace until the head ends, or the service has had nothing to do for long.
 func (s *server) lead(namespace string, e *entry) {
-	_ = bus.Retry(s.ctx, bus.Backoff{First: 100 * time.Millisecond, Most: 5 * time.Second}, func() error {
-		err := s.compete(namespace, e)
-		if err != nil && s.ctx.Err() == nil {
-			s.cfg.Logger.Warn("sessions: the service has ended; starting it again", "namespace", namespace, "error", err)
-			return bus.Errorf(bus.CodeUnavailable, "run the service of %s: %w", namespace, err)
+	for {
+		_ = bus.Retry(s.ctx, bus.Backoff{First: 100 * time.Millisecond, Most: 5 * time.Second}, func() error {
+			err := s.compete(namespace, e)
+			if err != nil && s.ctx.Err() == nil {
+				s.cfg.Logger.Warn("sessions: the service has ended; starting it again", "namespace", namespace, "error", err)
+				return bus.Errorf(bus.CodeUnavailable, "run the service of %s: %w", namespace, err)
+			}
+			return nil
+		})
+		if s.forget(namespace, e) {
+			return
 		}
-		return nil
-	})
+	}
+}
+
+// forget drops a service that has ended; false: a request came meanwhile.
+func (s *server) forget(namespace string, e *entry) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(e.waiting) > 0 && s.ctx.Err() == nil {
+		return false
+	}
+	delete(s.services, namespace)
+	return true
+}
+
+// holderEnded waits until a head that holds the lease of a service is known to be dead: no process serves its subject. An earlier
+// process of this head is dead as soon as that is so.
+func (s *server) holderEnded(ctx context.Context, id string) bool {
+	patience := deadAfter
+	if strings.HasPrefix(id, s.cfg.Head+"-") {
+		patience = 0
+	}
+	for silent := time.Now(); ctx.Err() == nil; _ = bus.Sleep(ctx, probeEvery) {
+		attempt, cancel := context.WithTimeout(ctx, findAttempt)
+		_, err := s.cfg.Bus.Request(attempt, bus.SessionsHead(id), nil)
+		cancel()
+		if !errors.Is(err, bus.ErrNoResponders) {
+			silent = time.Now() // it answers, or nothing is known
+		} else if time.Since(silent) >= patience {
+			return true
+		}
+	}
+	return false
 }
 
 func (s *server) compete(namespace string, e *entry) error {
@@ -150,7 +210,7 @@ func (s *server) compete(namespace string, e *entry) error {
 	if err != nil {
 		return err
 	}
-	cfg := kv.LeadConfig{Key: "lead." + namespace, Leases: leases, ID: bus.NewID(), TTL: leadTTL}
+	cfg := kv.LeadConfig{Key: "lead." + namespace, Leases: leases, ID: s.id, TTL: s.cfg.Lead, KeepTerm: true, HolderEnded: s.holderEnded}
 	return bucket.Lead(s.ctx, cfg, func(ctx context.Context, term *kv.Term) error {
 		maintaining, stop := context.WithCancel(ctx)
 		var group sync.WaitGroup

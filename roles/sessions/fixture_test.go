@@ -93,7 +93,7 @@ func startHead(t *testing.T) *head {
 	h := &head{t: t, server: bustest.StartServer(t, bustest.Options{Listen: true})}
 	h.bus = bustest.Open(t, bus.Config{InProcess: h.server})
 	require.NoError(t, nodes.CreateEventStream(t.Context(), h.bus, 0))
-	service, err := placement.NewService(placement.Config{Bus: h.bus, NodeLease: 2 * time.Second, NodeSilence: time.Second})
+	service, err := placement.NewService(placement.Config{Bus: h.bus})
 	require.NoError(t, err)
 	h.run(service.Run)
 	inventories, err := gpu.Open(gpu.Config{Spec: "sim:1x2", Name: "n"})
@@ -101,7 +101,7 @@ func startHead(t *testing.T) *head {
 	readyCh := make(chan struct{})
 	agent, err := nodes.NewAgent(nodes.AgentConfig{
 		Bus: h.bus, Dir: t.TempDir(), Access: nodes.Access{URLs: []string{h.server.URL()}}, ReadyFunc: func() { close(readyCh) }, Grace: time.Second,
-		Nodes: []nodes.Config{{Name: "n", Inventory: inventories[0], Lease: 2 * time.Second, Beat: 200 * time.Millisecond}},
+		Nodes: []nodes.Config{{Name: "n", Inventory: inventories[0]}},
 	})
 	require.NoError(t, err)
 	h.run(agent.Run)
@@ -120,8 +120,11 @@ func (h *head) run(run func(context.Context) error) {
 }
 
 // serve runs the service until stop is called, or the test ends.
-func (h *head) serve() (stop func()) {
-	stop, err := sessions.Serve(context.Background(), sessions.Config{Bus: h.bus})
+func (h *head) serve() (stop func()) { return h.serveWith(sessions.Config{}) }
+
+func (h *head) serveWith(cfg sessions.Config) (stop func()) {
+	cfg.Bus = h.bus
+	stop, err := sessions.Serve(context.Background(), cfg)
 	require.NoError(h.t, err)
 	stop = sync.OnceFunc(stop)
 	h.t.Cleanup(stop)

@@ -45,11 +45,6 @@ func (s *service) groupChanged(id string) {
 	delete(s.awaiting, id)
 	wakeAll(waiting)
 	s.store.dirty(groupKey(id))
-	if g := s.sched.Group(id); g != nil && g.State == scheduler.GroupRemoved && g.Gang.Name != "" {
-		for _, other := range s.sched.GangOf(g) {
-			s.store.dirty(groupKey(other.ID)) // its gang is smaller
-		}
-	}
 	for known := range s.groups { // a removed group leaves the table of the scheduler after a while
 		if len(s.groups) <= 2*deadMost {
 			break
@@ -119,17 +114,20 @@ func (s *service) listGroups(c *call) error {
 	return nil
 }
 
-// storedInfo is a group as it is stored: without those of its gang that were removed, which are not.
-func (s *service) storedInfo(g *scheduler.Group) groupInfo {
-	info := groupInfo(g.GroupInfo)
-	if info.Gang.Name != "" {
-		for _, other := range s.sched.GangOf(g) {
-			if other.State == scheduler.GroupRemoved {
-				info.Gang.Size--
-			}
+// gangMayGrow reports whether the creator of a removed group may still request others of its gang, which count it, or the group itself
+// again. Such a group stays stored.
+func (s *service) gangMayGrow(g *scheduler.Group) bool {
+	_, lives := s.processes[g.Owner]
+	return g.Gang.Name != "" && (lives || s.isRecovering())
+}
+
+// forgetGangs drops the stored records of the removed groups whose creators have ended; an empty creator: of all of them.
+func (s *service) forgetGangs(creator string) {
+	for _, g := range s.sched.RemovedGangs() {
+		if creator == "" || g.Owner == creator {
+			s.store.dirty(groupKey(g.ID))
 		}
 	}
-	return info
 }
 
 func (s *service) groupRow(g *scheduler.Group) map[string]any {

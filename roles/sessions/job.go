@@ -22,8 +22,8 @@ type job struct {
 	id      string
 	spec    jobSpec
 	ended   bool
-	ending  int       // processes that are being ended
-	ends    []*waiter // requests that wait for them
+	ending  map[string]int // processes that are being ended, by node id
+	ends    []*waiter      // requests that wait for them
 	unwatch context.CancelFunc
 }
 
@@ -41,7 +41,7 @@ func (s *service) registerJob(c *call) error {
 	}
 	if j == nil {
 		s.meta.Jobs++
-		j = &job{id: fmt.Sprintf("%02x000000", s.meta.Jobs), spec: spec}
+		j = &job{id: fmt.Sprintf("%02x000000", s.meta.Jobs), spec: spec, ending: map[string]int{}}
 		s.jobs[j.id] = j
 		if len(spec.Resources) > 0 && s.meta.Declared == nil {
 			s.meta.Declared = spec.Resources
@@ -130,12 +130,30 @@ func (s *service) endJobAsked(c *call) error {
 		return nil
 	}
 	s.endJob(j)
-	if j.ending == 0 {
+	if !s.isEnding(j) {
 		c.reply(nil)
 		return nil
 	}
 	j.ends = s.wait(j.ends, c, endPatience, func() { c.reply(nil) })
 	return nil
+}
+
+// isEnding reports whether processes of a job are being ended on nodes that live: those of a dead node are not waited for.
+func (s *service) isEnding(j *job) bool {
+	for node := range j.ending {
+		if s.sched.Alive(node) {
+			return true
+		}
+	}
+	return false
+}
+
+// tellEnded answers the requests that wait for the processes of a job to end.
+func (s *service) tellEnded(j *job) {
+	if !s.isEnding(j) {
+		wakeAll(j.ends)
+		j.ends = nil
+	}
 }
 
 // endJob ends what a driver and its processes created, except detached actors.
@@ -153,6 +171,7 @@ func (s *service) endJob(j *job) {
 			delete(s.turns, process)
 			s.endCreator(process)
 			s.decided(s.sched.EndOwner(process), reasonGroupRemoved)
+			s.forgetGangs(process)
 		}
 	}
 	for _, a := range s.actorsInOrder() {
@@ -174,7 +193,7 @@ func (s *service) endJob(j *job) {
 // forgetJob drops a job that has ended, with its last actor.
 func (s *service) forgetJob(id string) {
 	j := s.jobs[id]
-	if j == nil || !j.ended || j.ending > 0 {
+	if j == nil || !j.ended || len(j.ending) > 0 {
 		return
 	}
 	for _, a := range s.actors {
@@ -187,17 +206,17 @@ func (s *service) forgetJob(id string) {
 }
 
 // processEnding counts a process of a job that is being ended, until done is called with the lock held.
-func (s *service) processEnding(jobID string) (done func()) {
+func (s *service) processEnding(jobID, node string) (done func()) {
 	j := s.jobs[jobID]
 	if j == nil {
 		return func() {}
 	}
-	j.ending++
+	j.ending[node]++
 	return func() {
-		if j.ending--; j.ending == 0 {
-			wakeAll(j.ends)
-			j.ends = nil
-			s.forgetJob(jobID)
+		if j.ending[node]--; j.ending[node] == 0 {
+			delete(j.ending, node)
 		}
+		s.tellEnded(j)
+		s.forgetJob(jobID)
 	}
 }

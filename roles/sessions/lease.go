@@ -25,6 +25,7 @@ const (
 type worker struct {
 	id, key, role string
 	job           string
+	node          string   // id
 	process       *process // nil: it starts
 	idleSince     time.Time
 	lease         string // empty: it has no work
@@ -85,7 +86,7 @@ func (s *service) lease(c *call, id, jobID string, env wire.Raw, at scheduler.Al
 		answer(found)
 		return
 	}
-	w := &worker{id: newWorkerID(), key: key, job: jobID, lease: id}
+	w := &worker{id: newWorkerID(), key: key, job: jobID, node: at.NodeID, lease: id}
 	w.role = "worker-" + w.id
 	s.workers[w.id] = w
 	s.background(func() {
@@ -162,7 +163,7 @@ func (s *service) endWorker(w *worker) {
 	}
 	s.endProcess(w.role)
 	if p := w.process; p != nil {
-		done := s.processEnding(w.job)
+		done := s.processEnding(w.job, w.node)
 		s.background(func() {
 			s.destroy(p, false)
 			s.do(done)
@@ -233,6 +234,7 @@ func (s *service) reapLoop() {
 			s.do(func() {
 				s.reap(now)
 				s.forgetCallers(now)
+				s.endIfIdle(now)
 			})
 		}
 	}

@@ -202,6 +202,7 @@ func (s *service) endProcess(process string) {
 	delete(s.turns, process)
 	s.endCreator(process)
 	s.decided(s.sched.EndOwner(process), reasonGroupRemoved)
+	s.forgetGangs(process)
 	for _, a := range s.actorsInOrder() {
 		held := a.holders[process] > 0
 		delete(a.holders, process)

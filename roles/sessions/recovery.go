@@ -95,7 +95,7 @@ func (s *service) restore(found map[string][]byte) {
 }
 
 func (s *service) restoreJob(id string, rec jobRecord) {
-	j := &job{id: id, spec: rec.Spec, ended: rec.Ended}
+	j := &job{id: id, spec: rec.Spec, ended: rec.Ended, ending: map[string]int{}}
 	s.jobs[id] = j
 	if !j.ended {
 		s.processes[j.spec.Process] = id
@@ -311,7 +311,7 @@ func (s *service) claim(l claimedLease) {
 		return
 	}
 	delete(s.unclaimed, l.Role)
-	w := &worker{id: strings.TrimPrefix(l.Role, "worker-"), key: l.Job + "|claimed", role: l.Role, job: l.Job, lease: l.ID, spent: true}
+	w := &worker{id: strings.TrimPrefix(l.Role, "worker-"), key: l.Job + "|claimed", role: l.Role, job: l.Job, node: l.NodeID, lease: l.ID, spent: true}
 	s.workers[w.id], s.leases[l.ID] = w, w
 	s.processes[w.role] = l.Job
 	s.sched.Restore(l.ID, l.Demand, l.NodeID, l.Group, l.Bundle, l.Devices)
@@ -353,5 +353,6 @@ func (s *service) endGrace() {
 		}
 		clear(s.unclaimed)
 		s.claimed()
+		s.forgetGangs("")
 	})
 }

@@ -137,6 +137,9 @@ func (s *service) takeNodes(rows []placement.NodeStatus) {
 		s.store.dirty(metaKey)
 	}
 	s.decided(s.sched.SetNodes(found), reasonNodeDied)
+	for _, j := range s.jobs {
+		s.tellEnded(j) // a node may have died
+	}
 }
 
 func sameNodes(a, b []scheduler.NodeInfo) bool {

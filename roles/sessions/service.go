@@ -20,6 +20,7 @@ const (
 	processClass = "ray" // of the processes of actors and tasks
 	pendingMost  = 1_000_000
 	endTimeout   = 5 * time.Second
+	workLimit    = 2 * time.Second // for what is under way when the service ends
 )
 
 // service is the control service of one namespace.
@@ -32,6 +33,7 @@ type service struct {
 	began     time.Time
 
 	ctx   context.Context
+	end   context.CancelFunc // of ctx
 	group sync.WaitGroup
 
 	mu    sync.Mutex // guards what follows; see do
@@ -49,6 +51,7 @@ type service struct {
 	requests  map[string]func(grant)         // by key of the scheduler: what a decision is for
 	processes map[string]string              // by process the job
 	turns     map[string]*turns              // by caller
+	calls     map[*call]bool                 // that are not answered
 	groups    map[string]*groupTimes         // by id
 	forming   map[string]*actorGroup         // by name: more actors may come
 	awaiting  map[string][]*waiter           // by group: requests that wait for it
@@ -59,6 +62,9 @@ type service struct {
 	adopted   map[string]openFunc            // by role: those of several actors that ran when the service began
 	restored  bool                           // an earlier service has stored something
 	methods   map[string]func(*call) error   // by name
+	idle      time.Duration                  // after which it ends
+	idleSince time.Time                      // zero: there is something to do
+	unneeded  bool                           // it ends, because it had nothing to do for long
 }
 
 // grant is what the scheduler has decided of a request.
@@ -67,8 +73,8 @@ type grant struct {
 	refused    *scheduler.RefusedError
 }
 
-// run serves a namespace until ctx ends, and calls ready with the handle of the role that serves it, and with nil when it
-// ends.
+// run serves a namespace until ctx ends, or it has had nothing to do for long (nil). It calls ready with the handle of the role that
+// serves it, and with nil when it ends.
 func run(ctx context.Context, cfg Config, namespace string, st *store, ready func(wire.Raw)) error {
 	conn, err := cfg.Bus.Dial(ctx, "troupe-sessions")
 	if err != nil {
@@ -83,6 +89,7 @@ func run(ctx context.Context, cfg Config, namespace string, st *store, ready fun
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	s := newService(ctx, namespace, client, cfg.Logger, st)
+	s.end, s.idle = cancel, cfg.Idle
 	class := &actors.Class{
 		Name: serviceClass, Methods: []actors.MethodInfo{{Name: "ask", Lane: actors.Concurrent(pendingMost)}},
 		New: func(context.Context, actors.Setup) (actors.Handler, error) { return handler{s}, nil },
@@ -108,13 +115,36 @@ func run(ctx context.Context, cfg Config, namespace string, st *store, ready fun
 	s.spawn(func() {
 		if err := s.store.run(ctx, s); err != nil {
 			s.log.Warn("sessions: another head serves the namespace now", "namespace", namespace, "error", err)
-			cancel()
+			s.end()
 		}
 	})
 	ready(handle)
 	<-ctx.Done()
 	ready(nil) // clients wait for the next service from now on
-	return ctx.Err()
+	return s.why()
+}
+
+// why is why the service ends.
+func (s *service) why() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.unneeded {
+		return nil
+	}
+	return s.ctx.Err()
+}
+
+// endIfIdle ends a service that has had neither jobs nor groups for long. It runs with the lock.
+func (s *service) endIfIdle(now time.Time) {
+	switch {
+	case len(s.jobs) > 0 || len(s.workers) > 0 || s.isRecovering() || s.sched.HasGroups():
+		s.idleSince = time.Time{}
+	case s.idleSince.IsZero():
+		s.idleSince = now
+	case now.Sub(s.idleSince) >= s.idle:
+		s.unneeded = true
+		s.end()
+	}
 }
 
 func newService(ctx context.Context, namespace string, client *placement.Client, log *slog.Logger, st *store) *service {
@@ -122,7 +152,7 @@ func newService(ctx context.Context, namespace string, client *placement.Client,
 		namespace: namespace, placement: client, log: log, store: st, ctx: ctx, began: time.Now(), sched: scheduler.New(),
 		jobs: map[string]*job{}, actors: map[string]*actor{}, names: map[actorName]string{}, expected: map[string]*expectation{},
 		workers: map[string]*worker{}, leases: map[string]*worker{}, requests: map[string]func(grant){}, processes: map[string]string{},
-		turns: map[string]*turns{}, groups: map[string]*groupTimes{}, forming: map[string]*actorGroup{}, awaiting: map[string][]*waiter{}, unclaimed: map[string]bool{}, adopted: map[string]openFunc{},
+		turns: map[string]*turns{}, calls: map[*call]bool{}, groups: map[string]*groupTimes{}, forming: map[string]*actorGroup{}, awaiting: map[string][]*waiter{}, unclaimed: map[string]bool{}, adopted: map[string]openFunc{},
 	}
 	s.methods = s.table()
 	return s
@@ -130,7 +160,20 @@ func newService(ctx context.Context, namespace string, client *placement.Client,
 
 // close ends the service. The processes stay, for the next one; those of a head that ends end with their agents.
 func (s *service) close() {
-	s.group.Wait()
+	s.do(func() {
+		for c := range s.calls {
+			c.abandon()
+		}
+	})
+	doneCh := make(chan struct{})
+	bus.Go(func() {
+		defer close(doneCh)
+		s.group.Wait()
+	})
+	select {
+	case <-doneCh:
+	case <-time.After(workLimit): // a process is being ended whose agent does not answer
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), endTimeout)
 	defer cancel()
 	if err := s.store.last(ctx, s); err != nil {
@@ -181,7 +224,13 @@ func (h handler) Begin(ctx context.Context, _ string, body []byte, done func([]b
 		return
 	}
 	c := &call{s: h.s, ctx: ctx, caller: caller, method: method, args: args.Positional[3:], done: done}
-	h.s.do(func() { h.s.turn(caller, number, c) })
+	h.s.do(func() {
+		if h.s.calls[c] = true; h.s.ctx.Err() != nil {
+			c.abandon()
+			return
+		}
+		h.s.turn(caller, number, c)
+	})
 }
 
 // Handle is Begin that waits.
@@ -223,20 +272,31 @@ func (c *call) run() {
 	}
 }
 
-// reply answers the request, once.
+// reply answers the request, once. A service that ends answers nothing: see abandon.
 func (c *call) reply(value any) {
-	if c.answered {
+	if c.answered || c.s.ctx.Err() != nil {
 		return
 	}
-	c.answered = true
 	body, err := wire.Marshal(value) // now: the value may be part of the state
-	c.s.later(func() { c.done(body, err) })
+	c.finish(body, err)
 }
 
 func (c *call) fail(err error) {
+	if !c.answered && c.s.ctx.Err() == nil {
+		c.finish(nil, err)
+	}
+}
+
+func (c *call) finish(body []byte, err error) {
+	c.answered = true
+	delete(c.s.calls, c)
+	c.s.later(func() { c.done(body, err) })
+}
+
+// abandon has the caller repeat the request to the next service.
+func (c *call) abandon() {
 	if !c.answered {
-		c.answered = true
-		c.s.later(func() { c.done(nil, err) })
+		c.finish(nil, bus.Errorf(bus.CodeUnavailable, "the control service ends"))
 	}
 }
 

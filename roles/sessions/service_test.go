@@ -139,6 +139,32 @@ func TestPlacementGroups(t *testing.T) {
 	require.Equal(t, "group_removed", d.info("a2")["dead"].(map[string]any)["kind"])
 }
 
+// A group of a gang that was removed is not waited for by the others, nor created by a request that comes late, also after the end of a head.
+func TestARemovedGroupOfAGangStaysRemoved(t *testing.T) {
+	t.Parallel()
+	h := startHead(t)
+	stop := h.serve()
+	d := h.driver("driver-a")
+	create := func(id string) any {
+		gang := map[string]any{"name": "gang", "size": 3}
+		return d.ask("placement", "create_group", id, "", "space", d.name, false, []map[string]float64{{"CPU": 1}}, "PACK", "", gang)
+	}
+	require.Empty(t, create("g1"))
+	require.Equal(t, "PENDING", d.ask("placement", "wait_group", "g1", 0.0))
+	d.ask("placement", "remove_group", "g1")
+	stop()
+
+	h.serve()
+	d.find()
+	d.ask("rejoin", d.name, d.job, map[string]int{}, []any{})
+	require.Empty(t, create("g1"))
+	require.Equal(t, "REMOVED", d.ask("placement", "wait_group", "g1", -1.0))
+	require.Empty(t, create("g2"))
+	require.Empty(t, create("g3"))
+	require.Equal(t, "CREATED", d.ask("placement", "wait_group", "g2", -1.0))
+	require.Equal(t, "CREATED", d.ask("placement", "wait_group", "g3", -1.0))
+}
+
 func TestADriverThatEndsTakesItsActorsAlong(t *testing.T) {
 	t.Parallel()
 	h := startHead(t)

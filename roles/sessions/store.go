@@ -245,8 +245,8 @@ func (s *service) record(key string) ([]byte, error) {
 			return wire.Marshal(a.record())
 		}
 	case "group":
-		if g := s.sched.Group(id); g != nil && g.State != scheduler.GroupRemoved {
-			rec := groupRecord{Info: s.storedInfo(g), State: string(g.State), Placed: g.Placed(), Devices: g.Devices()}
+		if g := s.sched.Group(id); g != nil && (g.State != scheduler.GroupRemoved || s.gangMayGrow(g)) {
+			rec := groupRecord{Info: groupInfo(g.GroupInfo), State: string(g.State), Placed: g.Placed(), Devices: g.Devices()}
 			if t := s.groups[id]; t != nil {
 				rec.Times = *t
 			}

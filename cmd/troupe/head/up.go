@@ -267,7 +267,11 @@ func (c command) up(ctx context.Context, h *head, inside func(context.Context, *
 		return err
 	}
 	defer roles.GC{Bus: b, Logger: log}.Start(ctx)()
-	stopSessions, err := sessions.Serve(ctx, sessions.Config{Bus: b, Replicas: h.replicas, Logger: log})
+	id, err := keptID(h.store)
+	if err != nil {
+		return err
+	}
+	stopSessions, err := sessions.Serve(ctx, sessions.Config{Bus: b, Replicas: h.replicas, Head: id, Logger: log})
 	if err != nil {
 		return err
 	}

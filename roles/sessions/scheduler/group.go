@@ -106,6 +106,16 @@ func (s *Scheduler) GroupNamed(namespace, name string) *Group {
 	return nil
 }
 
+// HasGroups reports whether a group exists that was not removed.
+func (s *Scheduler) HasGroups() bool {
+	for _, g := range s.groups {
+		if g.State != GroupRemoved {
+			return true
+		}
+	}
+	return false
+}
+
 func (s *Scheduler) addGroup(info GroupInfo) *Group {
 	g := &Group{GroupInfo: info, State: GroupPending, order: s.requests}
 	s.requests++
@@ -137,6 +147,7 @@ func (s *Scheduler) CreateGroup(info GroupInfo) Decisions {
 func (s *Scheduler) RestoreGroup(info GroupInfo, state GroupState, placed []string, devices []map[string][]string) {
 	g := s.addGroup(info)
 	if g.State = state; state == GroupRemoved {
+		s.removed = append(s.removed, g.ID)
 		return
 	}
 	for i := range g.bundles {
@@ -203,6 +214,17 @@ func (s *Scheduler) createGang(g *Group) []*Group {
 // GangOf lists the groups of a gang in the order of their requests, with those that were removed of late.
 func (s *Scheduler) GangOf(g *Group) []*Group {
 	return slices.DeleteFunc(s.Groups(), func(m *Group) bool { return m.Gang.Name != g.Gang.Name })
+}
+
+// RemovedGangs lists the removed groups that are of a gang.
+func (s *Scheduler) RemovedGangs() []*Group {
+	var out []*Group
+	for _, id := range s.removed {
+		if g := s.groups[id]; g.Gang.Name != "" {
+			out = append(out, g)
+		}
+	}
+	return out
 }
 
 // holdAll holds the bundles of a group that are not held yet: all of them, or none.

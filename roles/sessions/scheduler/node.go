@@ -92,6 +92,12 @@ func (s *Scheduler) Nodes() []NodeRow {
 	return out
 }
 
+// Alive reports whether a node is there.
+func (s *Scheduler) Alive(nodeID string) bool {
+	n := s.nodes[nodeID]
+	return n != nil && n.alive
+}
+
 // Address is the address of a node.
 func (s *Scheduler) Address(nodeID string) string {
 	if n := s.nodes[nodeID]; n != nil {
