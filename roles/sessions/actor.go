@@ -162,7 +162,7 @@ func (s *service) storePlace(a *actor) {
 	role := a.role
 	a.placed = false
 	s.store.dirty(actorKey(a.id))
-	s.store.onStored(func() { s.do(func() { s.placed(a, role) }) })
+	s.store.onStored(false, func() { s.do(func() { s.placed(a, role) }) })
 }
 
 // placed notes that the role and the resources of an actor are stored: callers may hear where it is.
@@ -219,7 +219,6 @@ func (s *service) constructActor(a *actor, role string, p *process) {
 		}
 		a.process, a.group, construct = p, nil, a.spec.Construct
 		s.processes[role] = a.spec.Job
-		s.store.dirty(actorKey(a.id))
 		s.background(func() { s.watchActor(a, role, p) })
 	})
 	if gone {

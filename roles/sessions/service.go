@@ -302,7 +302,7 @@ func (c *call) abandon() {
 
 // replyStored answers the request once what it has changed is stored.
 func (c *call) replyStored(value any) {
-	c.s.store.onStored(func() { c.s.do(func() { c.reply(value) }) })
+	c.s.store.onStored(true, func() { c.s.do(func() { c.reply(value) }) })
 }
 
 // waiter is a request that waits for an event. The lock of the service guards it.

@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	storeDelay   = 10 * time.Millisecond // to collect changes that no request waits for
+	storeDelay   = 50 * time.Millisecond // to collect changes that no request waits for
 	storeBatch   = 100                   // keys of one write
 	storeTimeout = 5 * time.Second       // of one write
 	constructMax = 256 << 10             // bytes of a constructor's arguments that are stored
@@ -89,6 +89,7 @@ type store struct {
 	mu     sync.Mutex // guards what follows
 	keys   map[string]bool
 	stored []func() // called when everything changed before is written
+	urgent bool     // a request waits for that
 	wakeCh chan struct{}
 }
 
@@ -102,11 +103,12 @@ func (st *store) dirty(keys ...string) {
 	st.wake()
 }
 
-// onStored calls f, from another goroutine, when what has changed until now is written, or cannot be.
-func (st *store) onStored(f func()) {
+// onStored calls f, from another goroutine, when what has changed until now is written, or cannot be. urgent: a request waits for it.
+func (st *store) onStored(urgent bool, f func()) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	st.stored = append(st.stored, f)
+	st.urgent = st.urgent || urgent
 	st.wake()
 }
 
@@ -123,22 +125,22 @@ func (st *store) take() (keys []string, stored []func()) {
 	for k := range st.keys {
 		keys = append(keys, k)
 	}
-	stored, st.stored = st.stored, nil
+	stored, st.stored, st.urgent = st.stored, nil, false
 	clear(st.keys)
 	return keys, stored
 }
 
-func (st *store) hurry() bool {
+func (st *store) isUrgent() bool {
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	return len(st.stored) > 0
+	return st.urgent
 }
 
 // collect waits a moment for more changes, unless a request waits for them.
 func (st *store) collect(ctx context.Context) {
 	t := time.NewTimer(storeDelay)
 	defer t.Stop()
-	for !st.hurry() {
+	for !st.isUrgent() {
 		select {
 		case <-ctx.Done():
 			return
