@@ -36,9 +36,12 @@ var allowed = map[string][]string{
 	"placement/internal/text":  nil,
 	"dispatch":                 {"bus", "bus/wire", "dispatch/plan"},
 	"dispatch/plan":            {"bus/wire"},
-	"nodes":                    {"bus", "bus/wire", "bus/kv", "bus/stream", "gpu", "nodes/protocol", "internal/terminal"},
+	"nodes":                    {"bus", "bus/wire", "bus/kv", "bus/stream", "gpu", "nodes/folders", "nodes/proctree", "nodes/protocol"},
+	"nodes/folders":            {"bus", "bus/stream"},
+	"nodes/proctree":           {"bus"},
 	"nodes/protocol":           {"gpu"},
-	"roles":                    {"bus", "bus/wire", "bus/kv", "bus/stream", "bus/recorder", "actors", "actors/timeline", "dispatch", "dispatch/plan", "placement", "gpu", "nodes", "roles/registry", "internal/terminal"},
+	"roles":                    {"bus", "bus/wire", "bus/kv", "bus/stream", "bus/recorder", "actors", "actors/timeline", "dispatch", "dispatch/plan", "placement", "gpu", "nodes", "nodes/folders", "roles/display", "roles/registry", "internal/terminal"},
+	"roles/display":            {"nodes", "internal/terminal"},
 	"roles/registry":           {"bus", "bus/wire", "bus/kv", "bus/stream", "actors", "dispatch", "nodes"},
 	"roles/router":             {"bus", "bus/wire", "dispatch", "roles"},
 	"roles/sessions":           {"bus", "bus/wire", "bus/kv", "actors", "dispatch", "placement", "nodes", "roles", "roles/registry", "roles/sessions/scheduler"},
@@ -68,7 +71,7 @@ var testsAlso = map[string][]string{
 }
 
 // pure names the packages whose results depend on their arguments alone: no clock, no random numbers, no I/O.
-var pure = []string{"gpu/", "nodes/protocol/", "placement/planner/", "pipeline/flow/", "dispatch/plan/", "roles/sessions/scheduler/"}
+var pure = []string{"gpu/", "nodes/protocol/", "placement/planner/", "pipeline/flow/", "dispatch/plan/", "roles/display/", "roles/sessions/scheduler/"}
 
 // impureFiles are the files of pure packages that run rather than decide.
 var impureFiles = []string{"gpu/nvml/"}

@@ -3,6 +3,7 @@ package bus
 import (
 	"errors"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -38,9 +39,17 @@ const (
 	writeWithin = time.Minute            // then the connection is closed
 )
 
-// batchConn is a connection with two writers, each of which writes whole protocol operations: NATS, whose goroutine
-// flushes published messages, and the bus, which may buffer messages (see BatchWrites) and flush them from the
-// goroutine that published them.
+// batchConn is a connection with three kinds of writers: NATS, whose goroutine flushes published messages; the bus, which
+// may buffer messages (see BatchWrites) and flush them from the goroutine that published them; and transfers, which
+// write large bodies without a copy.
+//
+// What always holds:
+//   - One goroutine at a time writes to the socket (busy). It begins with all of out, and either writes all that it
+//     took, puts the rest back at the front of out (the socket is full), or closes the connection. So the socket always
+//     continues with out: out may begin in the middle of an operation, and whatever else is added to it is whole.
+//   - Bytes in out are flushed by the end of a batch, and otherwise by the active writer when its write is over, by the
+//     goroutine behind a full socket, or by a body that waits for the active writer.
+//   - Every change for which a goroutine waits (busy, out, closed) is followed by a Broadcast of room.
 //
 // It also saves write deadlines. NATS sets a deadline before each write and clears it afterwards, which costs two
 // timers for every message. batchConn keeps a deadline that is far enough ahead: a write that hangs ends at its
@@ -49,16 +58,19 @@ type batchConn struct {
 	net.Conn
 	raw syscall.RawConn // nil: not a socket
 
-	mu      sync.Mutex // guards what follows; never held during a write
-	room    sync.Cond  // out has shrunk, or the connection has ended
-	out     []byte     // buffered and not flushed
-	spare   []byte
-	busy    bool // a writer is active; it also flushes bytes buffered meanwhile
-	behind  bool // a goroutine waits for the socket
-	batches int
-	closed  bool
-	ticks   chan struct{} // wakes the lazy flusher; nil: it was never started
-	asleep  bool          // the lazy flusher sleeps
+	bodies sync.Mutex // locked before mu, while a body waits and is written: bodies take turns
+
+	mu       sync.Mutex // guards what follows; never held during a write
+	room     sync.Cond  // a write is over, or the connection has ended
+	out      []byte     // buffered and not flushed
+	spare    []byte
+	busy     bool // a writer is active; it also flushes bytes buffered meanwhile
+	bodyNext bool // a body waits for the active writer; it also flushes out
+	behind   bool // a goroutine waits for the socket
+	batches  int
+	closed   bool
+	ticks    chan struct{} // wakes the lazy flusher; nil: it was never started
+	asleep   bool          // the lazy flusher sleeps
 
 	deadline sync.Mutex
 	armed    time.Time // the current deadline; zero: none
@@ -73,34 +85,60 @@ func newBatchConn(c net.Conn) *batchConn {
 	return w
 }
 
-// Write is called by NATS. It returns when the bytes are written, or buffered for an active writer.
+// Write is called by NATS. It returns when the bytes are written, or buffered for another writer.
 func (w *batchConn) Write(p []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for w.busy && !w.closed && len(w.out)+len(p) > writeFull {
+	for w.takenLocked() && !w.closed && len(w.out) > writeFull {
 		w.room.Wait()
 	}
 	if w.closed {
 		return 0, net.ErrClosed
 	}
-	if w.busy || len(w.out) > 0 {
+	if w.takenLocked() || len(w.out) > 0 {
 		w.out = append(w.out, p...)
-		return len(p), w.sendLocked(w.Conn.Write)
+		return len(p), w.sendLocked(w.wait)
 	}
-	w.busy = true
-	w.mu.Unlock()
-	n, err := w.Conn.Write(p)
-	w.mu.Lock()
-	w.busy = false
-	if err != nil {
-		w.breakLocked()
-	}
-	w.room.Broadcast()
+	n := 0
+	err := w.writeLocked(func([]byte) (_ int, err error) {
+		n, err = w.Conn.Write(p)
+		return 0, err
+	})
 	if err == nil {
-		err = w.sendLocked(w.Conn.Write)
+		err = w.sendLocked(w.wait)
 	}
 	return n, err
 }
+
+// writeBody writes one message, whose data are head and body, without a copy: the kernel reads body where it lies. It
+// returns when the socket has accepted all bytes, or fails. done is false if the connection had ended before.
+func (w *batchConn) writeBody(subject string, head, body []byte) (done bool, err error) {
+	start := append(appendPub(nil, subject, "", len(head)+len(body)), head...)
+	w.bodies.Lock()
+	defer w.bodies.Unlock()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for w.busy && !w.closed {
+		w.bodyNext = true
+		w.room.Wait()
+	}
+	w.bodyNext = false
+	if w.closed {
+		return false, nil
+	}
+	err = w.writeLocked(func(out []byte) (int, error) {
+		_ = w.SetWriteDeadline(time.Now().Add(writeWithin)) // fails only on a closed connection, as the write does
+		n, err := (&net.Buffers{out, start, body, []byte("\r\n")}).WriteTo(w.Conn)
+		return int(n), err
+	})
+	if err == nil {
+		w.pushLocked()
+	}
+	return true, err
+}
+
+// takenLocked reports whether another goroutine writes the buffer.
+func (w *batchConn) takenLocked() bool { return w.busy || w.bodyNext }
 
 // breakLocked closes a connection on which an operation may be half written. NATS, which reads from it, reconnects.
 func (w *batchConn) breakLocked() {
@@ -118,17 +156,17 @@ func (w *batchConn) publish(subject, reply string, data []byte) (done bool, err 
 	if len(w.out)+len(data) > backlogMost {
 		return true, Errorf(CodeUnavailable, "publish: %d MiB already wait for the server, which reads too slowly or not at all; check that it runs", len(w.out)>>20)
 	}
-	w.out = appendPub(w.out, subject, reply, data)
+	w.out = append(append(appendPub(w.out, subject, reply, len(data)), data...), "\r\n"...)
 	return true, nil
 }
 
-func appendPub(b []byte, subject, reply string, data []byte) []byte {
+// appendPub appends the first line of a message of size bytes.
+func appendPub(b []byte, subject, reply string, size int) []byte {
 	b = append(append(b, "PUB "...), subject...)
 	if reply != "" {
 		b = append(append(b, ' '), reply...)
 	}
-	b = strconv.AppendInt(append(b, ' '), int64(len(data)), 10)
-	b = append(append(b, "\r\n"...), data...)
+	b = strconv.AppendInt(append(b, ' '), int64(size), 10)
 	return append(b, "\r\n"...)
 }
 
@@ -204,30 +242,35 @@ func (w *batchConn) wait(p []byte) (int, error) {
 	return w.Conn.Write(p)
 }
 
-// sendLocked writes the buffer, unless a writer is active.
+// sendLocked writes the buffer, unless another goroutine does.
 func (w *batchConn) sendLocked(write func([]byte) (int, error)) error {
-	for !w.busy && !w.closed && len(w.out) > 0 {
-		buf := w.out
-		w.out, w.spare, w.busy = w.spare[:0], nil, true
-		w.mu.Unlock()
-		n, err := write(buf)
-		w.mu.Lock()
-		w.busy = false
-		switch {
-		case err == nil:
-			w.spare = keepSmall(buf)
-		case err == errFull && !w.closed:
-			w.out = append(buf[n:], w.out...)
-			return err
-		default:
-			w.breakLocked()
-		}
-		w.room.Broadcast()
-		if err != nil {
+	for !w.takenLocked() && !w.closed && len(w.out) > 0 {
+		if err := w.writeLocked(write); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// writeLocked takes the buffer and calls write with it, without the lock and as the only writer. write returns how many
+// bytes were written, and errFull if it writes the buffer alone and the socket did not accept all of it.
+func (w *batchConn) writeLocked(write func(out []byte) (int, error)) error {
+	buf := w.out
+	w.out, w.spare, w.busy = w.spare[:0], nil, true
+	w.mu.Unlock()
+	n, err := write(buf)
+	w.mu.Lock()
+	w.busy = false
+	switch {
+	case err == nil:
+		w.spare = keepSmall(buf)
+	case err == errFull && !w.closed:
+		w.out = append(buf[n:], w.out...)
+	default:
+		w.breakLocked()
+	}
+	w.room.Broadcast()
+	return err
 }
 
 func keepSmall(buf []byte) []byte {
@@ -368,4 +411,16 @@ func (b *Bus) publish(subject, reply string, data []byte) error {
 		return natsError("publish", err)
 	}
 	return nil
+}
+
+// publishBody sends one message, whose data are head and body. Where the bus may write to the socket, body is not copied.
+func (b *Bus) publishBody(subject string, head, body []byte) error {
+	if w := b.wire.Load(); w != nil && b.nc.IsConnected() && int64(len(head)+len(body)) <= b.nc.MaxPayload() {
+		if done, err := w.writeBody(subject, head, body); err != nil {
+			return Errorf(CodeUnavailable, "publish: the connection to the server was lost (%w)", err)
+		} else if done {
+			return nil
+		}
+	}
+	return b.publish(subject, "", slices.Concat(head, body))
 }

@@ -2,9 +2,11 @@ package bus
 
 import (
 	"bufio"
+	"bytes"
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -47,41 +49,150 @@ func pub(t *testing.T, from *bufio.Reader) (subject string, data string) {
 	return words[1], string(body[:n])
 }
 
-// Messages of several writers, batched or through NATS, arrive whole and in the order of each writer.
-func TestWireKeepsTheOrderOfEachWriter(t *testing.T) {
+// operation is one message as NATS writes it.
+func operation(subject string, data []byte) []byte {
+	return append(append(appendPub(nil, subject, "", len(data)), data...), "\r\n"...)
+}
+
+// Messages of several writers, batched, through NATS or without a copy, arrive whole and in the order of each writer, also
+// where the socket accepts but a part of them at once.
+func TestBatchConnKeepsTheOrderOfEachWriter(t *testing.T) {
 	w, far := socket(t)
-	const writers, each = 6, 2000
+	require.NoError(t, w.Conn.(*net.TCPConn).SetWriteBuffer(64<<10))
+	require.NoError(t, far.SetReadDeadline(time.Now().Add(time.Minute)))
+	const writers, each = 6, 300
+	data := func(i, n int) []byte {
+		return bytes.Repeat([]byte(fmt.Sprintf("%d of %d,", n, i)), 1+(n*37)%300)
+	}
 	var group sync.WaitGroup
 	for i := range writers {
 		group.Go(func() {
-			subject := fmt.Sprintf("w%d", i)
+			subject := strconv.Itoa(i)
 			for n := range each {
-				body := []byte(strconv.Itoa(n) + strings.Repeat(".", (n*37)%300))
-				if i%2 == 0 {
-					_, err := w.Write(appendPub(nil, subject, "", body))
-					require.NoError(t, err)
-					continue
+				d, done, err := data(i, n), true, error(nil)
+				switch i % 3 {
+				case 0:
+					_, err = w.Write(operation(subject, d))
+				case 1:
+					done, err = w.writeBody(subject, d[:5], d[5:])
+				default:
+					w.hold()
+					done, err = w.publish(subject, "", d)
+					w.release(n%2 == 0)
 				}
-				w.hold()
-				done, err := w.publish(subject, "", body)
-				require.NoError(t, err)
-				require.True(t, done)
-				w.release(n%3 == 0)
+				if !done || err != nil {
+					t.Errorf("message %d of writer %d: done %v: %v", n, i, done, err)
+				}
 			}
 		})
 	}
-	next := map[string]int{}
+	next := [writers]int{}
 	from := bufio.NewReader(far)
 	for range writers * each {
-		subject, data := pub(t, from)
-		require.Equal(t, strconv.Itoa(next[subject]), strings.TrimRight(data, "."), subject)
-		next[subject]++
+		subject, got := pub(t, from)
+		i, err := strconv.Atoi(subject)
+		require.NoError(t, err)
+		require.True(t, got == string(data(i, next[i])), "message %d of writer %d: %.50q", next[i], i, got)
+		next[i]++
 	}
 	group.Wait()
 }
 
+// A body follows the rest of a batched operation of which the socket has accepted a part, and operations that NATS writes meanwhile
+// follow the body.
+func TestABodyFollowsAnIncompleteOperation(t *testing.T) {
+	w, far := socket(t)
+	require.NoError(t, far.SetReadDeadline(time.Now().Add(time.Minute)))
+	require.NoError(t, w.Conn.(*net.TCPConn).SetWriteBuffer(64<<10))
+	batched, body := bytes.Repeat([]byte("batched "), 512<<10), bytes.Repeat([]byte("body "), 100<<10)
+	w.hold()
+	_, err := w.publish("batched", "", batched)
+	require.NoError(t, err)
+	w.mu.Lock()
+	require.Equal(t, errFull, w.sendLocked(w.try), "the socket accepts a part")
+	require.NotContains(t, string(w.out[:20]), "PUB")
+	w.mu.Unlock()
+	errs := make(chan error, 2)
+	go func() {
+		_, err := w.writeBody("body", body[:3], body[3:])
+		errs <- err
+	}()
+	require.Eventually(t, func() bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return w.busy
+	}, 10*time.Second, time.Millisecond)
+	go func() {
+		_, err := w.Write(operation("nats", batched))
+		errs <- err
+	}()
+	from := bufio.NewReader(far)
+	for _, want := range []struct {
+		subject string
+		data    []byte
+	}{{"batched", batched}, {"body", body}, {"nats", batched}} {
+		subject, data := pub(t, from)
+		require.Equal(t, want.subject, subject)
+		require.True(t, data == string(want.data), "the bytes of %s", subject)
+	}
+	require.NoError(t, <-errs)
+	require.NoError(t, <-errs)
+}
+
+// A body that the peer does not read ends at the deadline. It closes the connection, and with it the wait of all others.
+func TestABodyEndsAtTheDeadline(t *testing.T) {
+	w, _ := socket(t)
+	require.NoError(t, w.SetWriteDeadline(time.Now().Add(writeWithin)))
+	body := make([]byte, 16<<20)
+	type outcome struct {
+		done bool
+		err  error
+	}
+	ends := make(chan outcome, 4)
+	write := func() {
+		done, err := w.writeBody("body", nil, body)
+		ends <- outcome{done, err}
+	}
+	until := func(what func() bool) {
+		require.Eventually(t, func() bool {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			return what()
+		}, 10*time.Second, time.Millisecond)
+	}
+	go write()
+	until(func() bool { return w.busy })
+	go write()
+	go write()
+	go func() {
+		var err error
+		for err == nil {
+			_, err = w.Write(make([]byte, writeFull))
+		}
+		ends <- outcome{false, nil}
+	}()
+	until(func() bool { return len(w.out) > writeFull })
+	require.NoError(t, w.Conn.SetWriteDeadline(time.Now())) // the body's deadline is over
+	hung := 0
+	for range cap(ends) {
+		select {
+		case end := <-ends:
+			if end.done {
+				hung++
+				require.ErrorIs(t, end.err, os.ErrDeadlineExceeded)
+			}
+		case <-time.After(10 * time.Second):
+			t.Fatal("a writer still waits")
+		}
+	}
+	require.Equal(t, 1, hung, "the others had not begun")
+	done, err := w.writeBody("body", nil, body)
+	require.NoError(t, err)
+	require.False(t, done, "a closed connection is NATS's affair")
+}
+
 // Messages of a lazy flush are sent without a push, whether the flusher is awake, asleep or not started.
-func TestWireSendsByItself(t *testing.T) {
+func TestBatchConnFlushesByItself(t *testing.T) {
 	w, far := socket(t)
 	from := bufio.NewReader(far)
 	for i, pause := range []time.Duration{0, 0, 4 * lazyTicks * lazyDelay, 0} {
@@ -98,7 +209,7 @@ func TestWireSendsByItself(t *testing.T) {
 }
 
 // Without a batch NATS writes.
-func TestWireWithoutCork(t *testing.T) {
+func TestAConnectionWithoutABatch(t *testing.T) {
 	w, _ := socket(t)
 	done, err := w.publish("x", "", nil)
 	require.NoError(t, err)
@@ -113,7 +224,7 @@ func TestWireWithoutCork(t *testing.T) {
 
 // A peer that does not read does not block batched publishers: their messages are buffered, up to a bound, and arrive
 // when the peer reads again.
-func TestWireToAPeerThatTakesNothing(t *testing.T) {
+func TestBatchConnToAPeerThatReadsNothing(t *testing.T) {
 	w, far := socket(t)
 	require.NoError(t, w.Conn.(*net.TCPConn).SetWriteBuffer(64<<10))
 	body := []byte(strings.Repeat("x", 1<<20))
@@ -148,25 +259,28 @@ func TestWireToAPeerThatTakesNothing(t *testing.T) {
 	require.Equal(t, "after", subject)
 }
 
-// Writes of NATS block behind such a peer, and end when the connection is closed.
-func TestWireEndsTheWaitOfAWriter(t *testing.T) {
+// Writes of NATS and of bodies block behind such a peer, and end when the connection is closed.
+func TestBatchConnEndsTheWaitOfAWriter(t *testing.T) {
 	w, _ := socket(t)
-	errCh := make(chan error, 2)
-	for range 2 {
+	endCh := make(chan struct{}, 4)
+	for i := range cap(endCh) {
 		go func() {
-			var err error
-			for err == nil {
-				_, err = w.Write(make([]byte, 1<<20))
+			done, err := true, error(nil)
+			for done && err == nil {
+				if i%2 == 0 {
+					_, err = w.Write(make([]byte, 1<<20))
+				} else {
+					done, err = w.writeBody("body", nil, make([]byte, 1<<20))
+				}
 			}
-			errCh <- err
+			endCh <- struct{}{}
 		}()
 	}
 	time.Sleep(20 * time.Millisecond)
 	require.NoError(t, w.Close())
-	for range 2 {
+	for range cap(endCh) {
 		select {
-		case err := <-errCh:
-			require.Error(t, err)
+		case <-endCh:
 		case <-time.After(5 * time.Second):
 			t.Fatal("a write goes on after the connection's end")
 		}

@@ -196,6 +196,16 @@ func (e *Endpoint) sendFrom(subject, reply string, f *wire.Frame) error {
 	return err
 }
 
+// sendChunk publishes a chunk of a body, without a copy where the connection allows it.
+func (e *Endpoint) sendChunk(subject string, f *wire.Frame) error {
+	head := wire.Frame{Kind: f.Kind, Header: f.Header}
+	err := e.bus.publishBody(subject, head.Append(make([]byte, 0, 128)), f.Body)
+	if err == nil {
+		e.countSent(PathChunks, int64(len(f.Body)))
+	}
+	return err
+}
+
 // Send publishes a frame that is not a call: a host's status or heartbeat.
 func (e *Endpoint) Send(subject string, f *wire.Frame) error { return e.send(subject, f) }
 

@@ -465,7 +465,7 @@ func (h *upload) transfer(subject string, to []want, offset int) {
 		}
 		end := min(off+size, len(h.body))
 		f := wire.Frame{Kind: wire.KindChunk, Header: wire.Header{Ref: h.ref, Offset: uint64(off)}, Body: h.body[off:end]}
-		if h.st.ep.send(subject, &f) != nil {
+		if h.st.ep.sendChunk(subject, &f) != nil {
 			return // disconnected: the receivers repeat their requests
 		}
 		off = end

@@ -87,3 +87,43 @@ func TestManyCorks(t *testing.T) {
 	group.Wait()
 	require.Zero(t, ep.Pending())
 }
+
+// Large bodies arrive whole beside batched calls, also over a connection that is lost in the middle of them.
+func TestLargeBodiesOverAReconnect(t *testing.T) {
+	srv := bustest.StartServer(t, bustest.Options{Listen: true})
+	s, b := newTestRole(t, 2), overTCP(t, srv)
+	s.start(overTCP(t, srv), upTo(2)...)
+	ep := endpoint(t, b)
+	quitCh := make(chan struct{})
+	var group sync.WaitGroup
+	group.Go(func() {
+		for n := 0; ; n++ {
+			select {
+			case <-quitCh:
+				return
+			default:
+			}
+			cork := b.BatchWrites()
+			g, err := ep.Scatter(t.Context(), s.call("crc", pattern(30<<10, n)))
+			cork.Flush(n%2 == 0)
+			if err == nil { // else the connection is being made again
+				<-g.Done()
+			}
+			time.Sleep(time.Millisecond)
+		}
+	})
+	for i := range 4 {
+		body := pattern(6<<20, i)
+		g := scatter(t, ep, s.call("crc", body))
+		if i%2 == 1 {
+			before := ep.Traffic().Sent[bus.PathChunks]
+			require.Eventually(t, func() bool { return ep.Traffic().Sent[bus.PathChunks] > before }, 20*time.Second, time.Microsecond)
+			require.NoError(t, b.Conn().ForceReconnect())
+		}
+		for _, a := range good(t, g) {
+			require.Equal(t, checksum(body), a.Body)
+		}
+	}
+	close(quitCh)
+	group.Wait()
+}

@@ -13,6 +13,8 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/wire"
+	"troupe/nodes/folders"
+	"troupe/nodes/proctree"
 	"troupe/nodes/protocol"
 )
 
@@ -35,15 +37,15 @@ type Agent struct {
 	identity    string
 	forkServers *forkServers
 	spawner     *spawner
-	treeKiller  *treeKiller
+	treeKiller  *proctree.Killer
 	uploader    *logUploader
 	pipes       *pipePoller
 	feeds       *outputFeeds
-	cgroups     cgroups
+	cgroups     proctree.Cgroups
 	kernel      *kernelLog
 	nodes       []*localNode
 	ports       portLeases
-	folders     folderCache
+	folders     *folders.Cache
 	chunks      chunkStore
 	debuggers   debugSessionsOf
 	group       sync.WaitGroup // the goroutines of workers and requests
@@ -91,23 +93,23 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 		return err
 	}
 	defer unlock()
-	a.identity, a.cgroups, a.kernel = identity, openCgroups(identity), openKernelLog()
+	a.identity, a.cgroups, a.kernel = identity, proctree.OpenCgroups(identity), openKernelLog()
 	defer a.kernel.close()
-	defer a.cgroups.remove()
+	defer a.cgroups.Remove()
 	if err := a.killOrphans(); err != nil {
 		return err
 	}
-	a.folders.b, a.folders.dir = a.cfg.Bus, filepath.Join(a.cfg.Dir, foldersDir)
+	a.folders = folders.NewCache(a.cfg.Bus, filepath.Join(a.cfg.Dir, foldersDir))
 	if a.pipes, err = newPipePoller(); err != nil {
 		return bus.Errorf(bus.CodeUnavailable, "watch the output of workers: %w", err)
 	}
 	defer a.pipes.close()
-	a.spawner, a.treeKiller, a.uploader = newSpawner(), newTreeKiller(), newLogUploader(a.cfg.Bus)
+	a.spawner, a.treeKiller, a.uploader = newSpawner(), proctree.NewKiller(), newLogUploader(a.cfg.Bus)
 	a.feeds, a.forkServers = newOutputFeeds(a.cfg.Bus), newForkServers(a, a.cfg.ForkIdle)
 	defer a.uploader.close()
 	defer a.feeds.close()
 	defer a.debuggers.expire(time.Now(), true)
-	defer a.treeKiller.close()
+	defer a.treeKiller.Close()
 	defer a.spawner.close()
 	if a.cfg.OwnProcess {
 		defer a.reapOrphans()()
@@ -154,11 +156,14 @@ func (a *Agent) callReady(run context.Context) {
 	}
 }
 
+// foldersDir is the folder in the run folder with the shipped folders.
+const foldersDir = "folders"
+
 // killOrphans kills the processes and removes the files that an earlier agent of this folder left.
 func (a *Agent) killOrphans() error {
-	a.cgroups.clear()
+	a.cgroups.Clear()
 	mine := func(marker string) bool { return strings.HasPrefix(marker, a.identity+".") }
-	if left := killMarked(mine, survivorTimeout); len(left) > 0 {
+	if left := proctree.KillMarked(mine, proctree.SurvivorTimeout); len(left) > 0 {
 		return bus.Errorf(bus.CodeInternal, "processes of an earlier agent survive SIGKILL: %v", left)
 	}
 	old, err := filepath.Glob(filepath.Join(a.cfg.Dir, workersDir, "*"))
@@ -196,7 +201,7 @@ func (a *Agent) awaits(pid int) bool {
 func (a *Agent) workerDir(marker string) string { return filepath.Join(a.cfg.Dir, workersDir, marker) }
 
 // own reports whether a process belongs to the process tree of a worker.
-func (a *Agent) own(pid int) bool { return strings.HasPrefix(markerOf(pid), a.identity+".") }
+func (a *Agent) own(pid int) bool { return strings.HasPrefix(proctree.MarkerOf(pid), a.identity+".") }
 
 // maintain does the periodic maintenance until ctx ends or a part of the agent fails.
 func (a *Agent) maintain(ctx context.Context, failedCh <-chan error) error {

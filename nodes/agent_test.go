@@ -19,6 +19,8 @@ import (
 	"troupe/bus/bustest"
 	"troupe/gpu"
 	"troupe/nodes"
+	"troupe/nodes/folders"
+	"troupe/nodes/proctree"
 )
 
 // testAgent is a running agent and a client of it.
@@ -87,7 +89,7 @@ func (s *testAgent) orphans() (found []string) {
 	all, err := filepath.Glob("/proc/[0-9]*/environ")
 	require.NoError(s.t, err)
 	for _, path := range all {
-		if env, err := os.ReadFile(path); err == nil && strings.Contains(string(env), nodes.MarkerEnv+"="+strings.TrimSpace(string(identity))+".") {
+		if env, err := os.ReadFile(path); err == nil && strings.Contains(string(env), proctree.MarkerEnv+"="+strings.TrimSpace(string(identity))+".") {
 			found = append(found, path)
 		}
 	}
@@ -369,9 +371,9 @@ func TestShippedFolder(t *testing.T) {
 	s := startAgent(t)
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "run.sh"), []byte("#!/bin/sh\necho in $(basename $(pwd)); [ $RANK = 0 ] || exec sleep 1000\n"), 0o755))
-	hash, err := s.client.Ship(t.Context(), dir)
+	hash, err := folders.Ship(t.Context(), s.bus, dir)
 	require.NoError(t, err)
-	again, err := s.client.Ship(t.Context(), dir)
+	again, err := folders.Ship(t.Context(), s.bus, dir)
 	require.NoError(t, err)
 	require.Equal(t, hash, again)
 	l := sh("", 0, 1)

@@ -13,6 +13,7 @@ import (
 	"troupe/bus/wire"
 	"troupe/gpu"
 	"troupe/nodes"
+	"troupe/nodes/proctree"
 	"troupe/nodes/protocol"
 )
 
@@ -96,7 +97,7 @@ func TestEnvironmentIsAsGiven(t *testing.T) {
 	got := strings.Join(s.exit().Last, "\n")
 	require.True(t, strings.HasPrefix(got, odd+"|rank||C|1|"), "%q", got)
 	require.Contains(t, got, "/workers/", "the working folder is its own")
-	for i, name := range []string{"CUDA_VISIBLE_DEVICES", nodes.AssignmentEnv, nodes.MarkerEnv, "A=B", ""} {
+	for i, name := range []string{"CUDA_VISIBLE_DEVICES", nodes.AssignmentEnv, proctree.MarkerEnv, "A=B", ""} {
 		l := sh("true", i+1)
 		l.Program.Env = map[string]string{name: "0"}
 		err := s.launchFails(l)
@@ -111,8 +112,8 @@ func TestOrphansOfAnEarlierAgent(t *testing.T) {
 	s := startAgentIn(t, b, dir)
 	s.stop()
 	identity := strings.TrimSpace(read(t, dir+"/identity"))
-	left := spawn(t, nodes.MarkerEnv+"="+identity+".x", "sleep", "1000")
-	other := spawn(t, nodes.MarkerEnv+"=other.x", "sleep", "1000")
+	left := spawn(t, proctree.MarkerEnv+"="+identity+".x", "sleep", "1000")
+	other := spawn(t, proctree.MarkerEnv+"=other.x", "sleep", "1000")
 	startAgentIn(t, b, dir)
 	require.Eventually(t, func() bool { return !alive(left) }, 5*time.Second, time.Millisecond)
 	require.True(t, alive(other), "processes of another agent are not touched")

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/nodes/proctree"
 )
 
 // ForkServerArg, as the only argument after Program.Command, makes a program that supports Program.Fork a fork server: it
@@ -233,7 +234,7 @@ func (f *forkServers) run(s *forkServer, w *worker, p processSpec, env []string)
 		f.supervise(s, out)
 	}
 	if s.folder != "" {
-		f.agent.folders.release(s.folder)
+		f.agent.folders.Release(s.folder)
 	}
 	if s.dir != "" {
 		_ = os.RemoveAll(s.dir) // the next agent of this folder tries again
@@ -251,7 +252,7 @@ func (f *forkServers) run(s *forkServer, w *worker, p processSpec, env []string)
 func (f *forkServers) start(s *forkServer, w *worker, p processSpec, env []string) (*outputCapture, error) {
 	switch program := w.launch.Program; {
 	case program.Folder != "":
-		if _, err := f.agent.folders.acquire(program.Folder); err != nil {
+		if _, err := f.agent.folders.Acquire(program.Folder); err != nil {
 			return nil, err
 		}
 		s.folder = program.Folder
@@ -277,7 +278,7 @@ func (f *forkServers) start(s *forkServer, w *worker, p processSpec, env []strin
 		return nil, err
 	}
 	p.argv = append(slices.Clone(p.argv), ForkServerArg)
-	p.env = append(slices.Clone(env), MarkerEnv+"="+s.marker, "TROUPE_FORK_ROOM="+strings.Repeat("x", environmentRoom))
+	p.env = append(slices.Clone(env), proctree.MarkerEnv+"="+s.marker, "TROUPE_FORK_ROOM="+strings.Repeat("x", environmentRoom))
 	p.stdout, p.stderr, p.control, p.cgroup = out.stdout, out.stderr, theirs, -1
 	child, err := f.agent.spawner.start(p)
 	out.closeWriteEnds()
@@ -341,7 +342,7 @@ func (f *forkServers) supervise(s *forkServer, out *outputCapture) {
 	}
 	f.mu.Unlock()
 	s.process.signalGroup(syscall.SIGKILL)
-	if left := f.agent.treeKiller.kill(s.marker, s.process.pid, ""); len(left) > 0 {
+	if left := f.agent.treeKiller.Kill(s.marker, s.process.pid, ""); len(left) > 0 {
 		f.agent.cfg.Logger.Error("nodes: processes of a fork server survive SIGKILL", "pids", left)
 	}
 	s.mu.Lock()

@@ -34,7 +34,7 @@ type Program struct {
 	// Dir is the working folder; one that is absent on the node is an error that names both. Zero: a folder of the
 	// worker's own, removed with it.
 	Dir string `msgpack:"dir"`
-	// Folder is the content hash of a shipped folder (Client.Ship), which becomes Dir. At most one of Dir and Folder is
+	// Folder is the content hash of a shipped folder (folders.Ship), which becomes Dir. At most one of Dir and Folder is
 	// set.
 	Folder string `msgpack:"folder"`
 	// Env is the environment, beside a short list that the agent passes on (PATH, HOME, USER, LANG, TMPDIR, …), the

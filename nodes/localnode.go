@@ -13,6 +13,7 @@ import (
 	"troupe/bus"
 	"troupe/bus/wire"
 	"troupe/gpu"
+	"troupe/nodes/proctree"
 )
 
 const (
@@ -223,7 +224,7 @@ func (s *localNode) claim(w *worker) error {
 		s.agent.cfg.Logger.Warn("nodes: killing a worker whose device was granted again", "worker", old.ID.String(), "now", w.ID.String())
 		old.stop(0, fmt.Sprintf("its device was granted to %s", w.ID))
 	}
-	if !within(survivorTimeout+termGrace, ended, func(w *worker) chan struct{} { return w.goneCh }) {
+	if !within(proctree.SurvivorTimeout+termGrace, ended, func(w *worker) chan struct{} { return w.goneCh }) {
 		return bus.Errorf(bus.CodeUnavailable, "worker %s: earlier workers on its devices survive SIGKILL", w.ID)
 	}
 	return nil

@@ -160,7 +160,7 @@ func (f FoldedStacks) String() string {
 	}
 	var out strings.Builder
 	s := f.Sample
-	fmt.Fprintf(&out, "%s[%s]", s.Role, ranges(ranks))
+	fmt.Fprintf(&out, "%s[%s]", s.Role, RankRanges(ranks))
 	if len(f.Ranks) == 1 {
 		fmt.Fprintf(&out, " on %s, pid %d", s.Node, s.PID)
 	} else {

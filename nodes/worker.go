@@ -16,6 +16,7 @@ import (
 
 	"troupe/bus"
 	"troupe/gpu"
+	"troupe/nodes/proctree"
 	"troupe/nodes/protocol"
 )
 
@@ -155,7 +156,7 @@ func (w *worker) startInCgroup(p processSpec) (process, error) {
 	if err != nil {
 		return process{}, err
 	}
-	path, folder := w.node.agent.cgroups.make(w.marker)
+	path, folder := w.node.agent.cgroups.Make(w.marker)
 	if folder == nil {
 		return w.startProcess(server, p)
 	}
@@ -167,7 +168,7 @@ func (w *worker) startInCgroup(p processSpec) (process, error) {
 		w.cgroup = path
 		return child, nil
 	}
-	removeCgroup(path)
+	proctree.RemoveCgroup(path)
 	return w.startProcess(server, p) // without a group; if the group was not the cause, this returns the error
 }
 
@@ -223,7 +224,7 @@ func (w *worker) prepare() (processSpec, error) {
 	cfg := &w.node.agent.cfg
 	p := processSpec{dir: w.launch.Program.Dir, cgroup: -1}
 	if folder := w.launch.Program.Folder; folder != "" {
-		path, err := w.node.agent.folders.acquire(folder)
+		path, err := w.node.agent.folders.Acquire(folder)
 		if err != nil {
 			return p, fmt.Errorf("worker %s: node %s: %w", w.ID, w.node.name, err)
 		}
@@ -247,7 +248,7 @@ func (w *worker) prepare() (processSpec, error) {
 			return p, fmt.Errorf("worker %s: %w", w.ID, err)
 		}
 	}
-	added[MarkerEnv], added[AssignmentEnv] = w.marker, path
+	added[proctree.MarkerEnv], added[AssignmentEnv] = w.marker, path
 	if use := w.simUse(); use != "" {
 		added[gpu.SimUseEnv] = use
 	}
@@ -394,7 +395,7 @@ func (w *worker) supervise(child process, out *outputCapture) {
 	out.processExited()
 	w.ended(child, end)
 	child.signalGroup(syscall.SIGKILL)
-	left := w.node.agent.treeKiller.kill(w.marker, child.pid, w.cgroup)
+	left := w.node.agent.treeKiller.Kill(w.marker, child.pid, w.cgroup)
 	w.mu.Lock()
 	since := w.since
 	w.mu.Unlock()
@@ -402,7 +403,7 @@ func (w *worker) supervise(child process, out *outputCapture) {
 		w.node.agent.cfg.Logger.Warn("nodes: removing files of shared memory that CUDA or torch left failed", "worker", w.ID.String(), "error", err)
 	}
 	child.reap()
-	removeCgroup(w.cgroup)
+	proctree.RemoveCgroup(w.cgroup)
 	out.close()
 	w.outMu.Lock()
 	w.log.close()
@@ -429,7 +430,7 @@ func (w *worker) cleanUp() {
 		w.node.agent.cfg.Logger.Warn("nodes: removing a worker's folder failed", "worker", w.ID.String(), "error", err)
 	}
 	if w.folder != "" {
-		w.node.agent.folders.release(w.folder)
+		w.node.agent.folders.Release(w.folder)
 	}
 }
 
@@ -470,7 +471,7 @@ func (w *worker) oomKilled(pid int, end exitStatus) bool {
 	if end.signal != syscall.SIGKILL {
 		return false
 	}
-	if oom, known := cgroupOOM(w.cgroup); known {
+	if oom, known := proctree.OOMKilled(w.cgroup); known {
 		return oom
 	}
 	return w.node.agent.kernel.killedForMemory(pid)

@@ -73,6 +73,7 @@ func Open(ctx context.Context, cfg Config, declared spec.Spec) (*Pipeline, error
 	p.ctx, p.cancel = context.WithCancelCause(context.Background())
 	if err := p.open(ctx); err != nil {
 		p.cancel(err)
+		p.unsubscribe()
 		p.group.Wait()
 		return nil, err
 	}
@@ -157,6 +158,7 @@ func (p *Pipeline) commitSync(ctx context.Context) error {
 // loop applies events, lets the flow decide, and applies its effects.
 func (p *Pipeline) loop() {
 	defer close(p.doneCh)
+	defer p.unsubscribe() // an engine that was replaced leaves the requests to its successor
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
@@ -382,9 +384,6 @@ func (p *Pipeline) Close(ctx context.Context) error {
 	}
 	p.cancel(context.Canceled)
 	<-p.doneCh
-	if p.sub != nil {
-		_ = p.sub.Unsubscribe() // fails only on a closed connection
-	}
 	p.group.Wait()
 	if p.err != nil && !errors.Is(p.err, context.Canceled) {
 		return p.err

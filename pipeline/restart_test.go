@@ -81,10 +81,37 @@ func TestTakenOver(t *testing.T) {
 	<-old.Done()
 	require.ErrorIs(t, old.Err(), bus.ErrFenced)
 	require.ErrorContains(t, old.Err(), "the new one")
+	client, err := pipeline.Connect(b, "default", spec.Name)
+	require.NoError(t, err)
+	for range 20 { // the old engine answers no more, though it is not closed yet
+		st, err := client.Status(testContext(t))
+		require.NoError(t, err)
+		require.Equal(t, "the new one", st.By)
+	}
 	require.ErrorIs(t, old.Put(testContext(t), "in", items(1)...), bus.ErrFenced)
 	require.ErrorIs(t, old.Close(testContext(t)), bus.ErrFenced)
 	require.NoError(t, p.Drain(testContext(t)))
 	require.Zero(t, status(t, p).Streams[1].Items, "and no output came twice")
+}
+
+// An engine without work is told that it was replaced.
+func TestTakenOverWhileIdle(t *testing.T) {
+	t.Parallel()
+	b := newBus(t)
+	spec := oneStage(pipeline.StageSpec{Func: pass})
+	old, err := pipeline.Open(testContext(t), pipeline.Config{Bus: b}, spec)
+	require.NoError(t, err)
+	p := open(t, b, spec, func(c *pipeline.Config) { c.TakeOver, c.By = true, "the new one" })
+	select {
+	case <-old.Done():
+	case <-testContext(t).Done():
+		t.Fatal("the old engine goes on")
+	}
+	require.ErrorIs(t, old.Err(), bus.ErrFenced)
+	require.ErrorContains(t, old.Err(), "the new one")
+	require.NoError(t, p.Put(testContext(t), "in", items(1)...))
+	require.Len(t, drainSink(t, p, "out", 1), 1)
+	require.NoError(t, p.Err())
 }
 
 // A stream with more items than fit into memory is read from the log, in order, also after a restart.

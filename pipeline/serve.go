@@ -3,6 +3,7 @@ package pipeline
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"strconv"
 	"time"
 
@@ -12,12 +13,28 @@ import (
 	"troupe/pipeline/flow"
 )
 
-// serve subscribes to requests of other processes.
+// serve subscribes to requests of other processes, and tells an engine that ran the pipeline before that it is replaced: one
+// without work would not notice, and answer requests too.
 func (p *Pipeline) serve() (err error) {
 	if p.sub, err = p.cfg.Bus.Subscribe(p.at.Ask("*"), p.handleRequest); err != nil {
 		return bus.Errorf(bus.CodeUnavailable, "pipeline %s: %w", p.at.Name, err)
 	}
-	return p.cfg.Bus.Flush(p.ctx)
+	return errors.Join(p.cfg.Bus.Publish(p.at.Ask("replaced"), []byte("{}")), p.cfg.Bus.Flush(p.ctx))
+}
+
+// endIfReplaced ends an engine whose log another one writes.
+func (p *Pipeline) endIfReplaced(ctx context.Context) error {
+	rec, _, err := p.journal.readCheckpoint(ctx)
+	if err == nil && rec != nil && rec.Engine != p.journal.engine {
+		p.cancel(p.journal.fenced(rec))
+	}
+	return err
+}
+
+func (p *Pipeline) unsubscribe() {
+	if p.sub != nil {
+		_ = p.sub.Unsubscribe() // fails only on a closed connection
+	}
 }
 
 // handleRequest runs in the subscription's goroutine and must not block.
@@ -40,6 +57,9 @@ func (p *Pipeline) handleRequest(m *bus.Msg) {
 		ctx, cancel := context.WithTimeout(p.ctx, requestTimeout-500*time.Millisecond)
 		defer cancel()
 		result, err := p.execute(ctx, op, req)
+		if err != nil && p.ctx.Err() != nil {
+			err = bus.Errorf(bus.CodeClosed, "pipeline %s has ended: %w", p.at.Name, context.Cause(p.ctx))
+		}
 		respond(m, result, err)
 	}))
 }
@@ -95,6 +115,8 @@ func (p *Pipeline) execute(ctx context.Context, op string, req request) (any, er
 			return false, nil // the client repeats the request
 		}
 		return err == nil, err
+	case "replaced":
+		return nil, p.endIfReplaced(ctx)
 	case "shutdown":
 		bus.Go(func() { _ = p.Close(context.Background()) }) // the owner of the pipeline sees Done
 		return nil, nil

@@ -8,6 +8,7 @@ import (
 	"troupe/actors"
 	"troupe/bus"
 	"troupe/nodes"
+	"troupe/roles/display"
 )
 
 // FromContext is the runtime of the worker whose method ctx belongs to. It makes calls, attaches to roles, and creates roles,
@@ -43,7 +44,7 @@ func (rt *Runtime) setWorker(a Assignment, node string) {
 
 // passOn writes the output of workers that this worker process created to its own output, which the driver shows. It blocks while that
 // is not read.
-func passOn(t nodes.ShownText) {
+func passOn(t display.Text) {
 	out := os.Stdout
 	if t.Stream == nodes.Stderr {
 		out = os.Stderr

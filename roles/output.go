@@ -9,6 +9,7 @@ import (
 
 	"troupe/bus"
 	"troupe/nodes"
+	"troupe/roles/display"
 	"troupe/roles/registry"
 )
 
@@ -68,7 +69,7 @@ func (c *Cluster) showOutput(ctx context.Context) error {
 	}
 	if p.Output != nil {
 		o.ownSink = true
-		o.sink = newOutputSink(func(t nodes.ShownText) { _, _ = p.Output.Write(t.Text) }, false, false) // the writer handles its own errors
+		o.sink = newOutputSink(func(t display.Text) { _, _ = p.Output.Write(t.Text) }, false, false) // the writer handles its own errors
 	} else if o.sink = c.rt.outputSink(); o.sink == nil {
 		return nil
 	}

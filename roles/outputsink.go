@@ -7,6 +7,7 @@ import (
 
 	"troupe/bus"
 	"troupe/nodes"
+	"troupe/roles/display"
 )
 
 const (
@@ -17,8 +18,8 @@ const (
 
 // outputSink writes the output of roles for a driver. One goroutine writes; the writer may block.
 type outputSink struct {
-	write   func(nodes.ShownText)
-	display nodes.OutputDisplay // owned by the goroutine
+	write   func(display.Text)
+	display display.Display // owned by the goroutine
 	wakeCh  chan struct{}
 	hurryCh chan struct{} // woken by flush and stop
 	stopCh  chan struct{}
@@ -39,7 +40,7 @@ type sinkEntry struct {
 	flushed chan struct{} // closed when everything before is written; nil: no request
 }
 
-func newOutputSink(write func(nodes.ShownText), terminal, color bool) *outputSink {
+func newOutputSink(write func(display.Text), terminal, color bool) *outputSink {
 	s := &outputSink{write: write, wakeCh: make(chan struct{}, 1), hurryCh: make(chan struct{}, 1), stopCh: make(chan struct{}), doneCh: make(chan struct{})}
 	s.display.Terminal, s.display.Color = terminal, color
 	bus.Go(s.run)
@@ -147,7 +148,7 @@ func (s *outputSink) writeQueue(all bool) {
 }
 
 // writeAll writes texts, those of one stream together.
-func (s *outputSink) writeAll(texts []nodes.ShownText) {
+func (s *outputSink) writeAll(texts []display.Text) {
 	for i := 0; i < len(texts); {
 		text := texts[i]
 		for i++; i < len(texts) && texts[i].Stream == text.Stream; i++ {

@@ -50,7 +50,7 @@ type Process struct {
 	Fork           bool
 	Warm, WarmPath []string
 
-	// Output receives the output of the workers, by lines with role and rank (nodes.OutputDisplay). One goroutine at a time
+	// Output receives the output of the workers, by lines with role and rank (display.Display). One goroutine at a time
 	// writes to it. Zero: Config.OutputFunc receives it. The output is stored in any case (`troupe logs`).
 	Output io.Writer
 	// OutputMode is the part of it that the driver receives. Zero: that of Config.

@@ -16,6 +16,7 @@ import (
 	"troupe/bus/wire"
 	"troupe/dispatch"
 	"troupe/nodes"
+	"troupe/nodes/folders"
 	"troupe/placement"
 	"troupe/roles/registry"
 )
@@ -178,7 +179,7 @@ func (c *Cluster) makeProgram(ctx context.Context) error {
 	}
 	program := nodes.Program{Command: p.Command, Dir: p.Dir, Env: p.Env, Visible: p.Visible, OwnVariables: p.OwnVariables, Fork: p.Fork, Warm: p.Warm, WarmPath: p.WarmPath}
 	if p.Ship != "" {
-		hash, err := c.rt.agents().Ship(ctx, p.Ship, p.Exclude...)
+		hash, err := folders.Ship(ctx, c.rt.Bus(), p.Ship, p.Exclude...)
 		if err != nil {
 			return bus.Errorf(bus.CodeOf(err), "role %s: %w", c.Name(), err)
 		}

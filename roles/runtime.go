@@ -19,6 +19,7 @@ import (
 	"troupe/bus/wire"
 	"troupe/dispatch"
 	"troupe/nodes"
+	"troupe/roles/display"
 	"troupe/roles/registry"
 )
 
@@ -55,7 +56,7 @@ type Config struct {
 	// OutputFunc receives the output of worker processes, from one goroutine at a time; it may block. Zero: only roles with
 	// Process.Output are shown. OutputMode is the part of it that is received; zero: all. OutputTerminal says that it is
 	// shown on a terminal, and control characters are escaped; OutputColor colours the prefixes.
-	OutputFunc     func(nodes.ShownText)
+	OutputFunc     func(display.Text)
 	OutputMode     nodes.OutputMode
 	OutputTerminal bool
 	OutputColor    bool

@@ -65,7 +65,7 @@ type readyLine struct {
 // Build builds the troupe program of this tree into a folder.
 func Build(ctx context.Context, dir string) (string, error) {
 	program := filepath.Join(dir, "troupe")
-	out, err := exec.CommandContext(ctx, "go", "build", "-o", program, "troupe/cmd/troupe").CombinedOutput()
+	out, err := exec.CommandContext(ctx, "go", "build", "-ldflags=-s -w", "-o", program, "troupe/cmd/troupe").CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("go build troupe/cmd/troupe: %w: %s", err, out)
 	}
@@ -237,7 +237,7 @@ func (c *Cluster) agentDirs() []string {
 	return dirs
 }
 
-// markersOf are the beginnings of the markers that the agents of these folders give to their workers: see nodes.MarkerEnv.
+// markersOf are the beginnings of the markers that the agents of these folders give to their workers: see proctree.MarkerEnv.
 func markersOf(dirs []string) (markers []string) {
 	for _, dir := range dirs {
 		if identity, err := os.ReadFile(filepath.Join(dir, "identity")); err == nil {

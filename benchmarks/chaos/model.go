@@ -120,24 +120,13 @@ func (m *Model) MaybeLater(name, value string) {
 	m.key(name).lingers = true
 }
 
-// Doubt is a fault that may end what is under a prefix: nodes that are lost take their reservations with them.
+// Doubt is a fault that may have ended what is under a prefix: nodes that are lost take their reservations with them. The next Check chooses.
 func (m *Model) Doubt(prefix string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for name, p := range m.keys {
 		if strings.HasPrefix(name, prefix) && !slices.Contains(p.values, absent) {
-			p.values, p.lingers = append(p.values, absent), true
-		}
-	}
-}
-
-// Settle ends the doubt: the next Check chooses.
-func (m *Model) Settle(prefix string) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for name, p := range m.keys {
-		if strings.HasPrefix(name, prefix) {
-			p.lingers = false
+			p.values = append(p.values, absent)
 		}
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"troupe/gpu"
-	"troupe/nodes"
+	"troupe/nodes/proctree"
 )
 
 // workerProcess is a process of a worker's tree, as the kernel shows it: no agent and no network is needed to see it.
@@ -34,7 +34,7 @@ func workerProcesses(markers []string) []workerProcess {
 		for entry := range bytes.SplitSeq(env, []byte{0}) {
 			name, value, _ := strings.Cut(string(entry), "=")
 			switch name {
-			case nodes.MarkerEnv:
+			case proctree.MarkerEnv:
 				p.Marker = value
 			case "CLUSTER_NAME":
 				p.Role = value

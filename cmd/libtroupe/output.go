@@ -10,6 +10,7 @@ import (
 	"troupe/bus"
 	"troupe/nodes"
 	"troupe/roles"
+	"troupe/roles/display"
 )
 
 // Kinds of records in the output pipe.
@@ -52,7 +53,7 @@ func (p *outputPipe) open() (int, error) {
 }
 
 // show writes a text. It blocks while the pipe is full.
-func (p *outputPipe) show(t nodes.ShownText) {
+func (p *outputPipe) show(t display.Text) {
 	kind := outputStdout
 	if t.Stream == nodes.Stderr {
 		kind = outputStderr

@@ -17,6 +17,7 @@ import (
 
 	"troupe/bus/bustest"
 	"troupe/bus/wire"
+	"troupe/nodes/folders"
 	"troupe/pipeline"
 	"troupe/roles"
 )
@@ -93,7 +94,7 @@ func TestLeastPermissions(t *testing.T) {
 	require.NoError(t, err)
 	folder := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(folder, "code.py"), []byte("x = 1"), 0o600))
-	_, err = u.on(head).Ship(ctx, folder)
+	_, err = folders.Ship(ctx, rt.Bus(), folder)
 	require.NoError(t, err)
 
 	p, err := pipeline.Open(ctx, pipeline.Config{Bus: rt.Bus(), Namespace: "run"}, pipeline.Spec{

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -104,7 +105,7 @@ func TestDeploymentsUseKnownFlags(t *testing.T) {
 	}
 	for _, name := range []string{"kubernetes/head.yaml", "kubernetes/job.yaml"} {
 		for i, found := range regexp.MustCompile(`(?m)^\s*(?:args|command): (\[.*\])$`).FindAllStringSubmatch(read(name), -1) {
-			lines[name+" "+itoa(i)] = words(found[1])
+			lines[name+" "+strconv.Itoa(i)] = words(found[1])
 		}
 		for _, doc := range strings.Split(read(name), "\n---\n") {
 			var any map[string]any

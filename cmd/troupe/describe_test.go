@@ -26,7 +26,11 @@ func TestDescribe(t *testing.T) {
 	for _, text := range []string{"role:         four", "class:        calc", "world:        4, tp=2", "state:        ready since", "RANK  NODE", "idle"} {
 		require.Contains(t, role, text)
 	}
-	var d roleDescription
+	var d struct {
+		Ranks []struct {
+			State string `json:"state"`
+		} `json:"ranks"`
+	}
 	require.NoError(t, json.Unmarshal([]byte(u.output("describe", "role", "four", "--json")), &d))
 	require.Len(t, d.Ranks, 4)
 	require.Equal(t, "ready", d.Ranks[3].State)

@@ -21,6 +21,14 @@ import (
 	"troupe/roles"
 )
 
+// problemsFound is the exit code of doctor with failures.
+const problemsFound = 3
+
+// doctorOutput is what tests read of the JSON output of doctor.
+type doctorOutput struct {
+	Findings []doctor.Finding `json:"findings"`
+}
+
 // barrier lets callers go on when all have come.
 type barrier struct {
 	mu     sync.Mutex
@@ -75,7 +83,7 @@ func TestDoctorFindsTheRankThatHoldsUpACollective(t *testing.T) {
 	require.NoError(t, err)
 	step, err := cluster.Go(t.Context(), dispatch.Call{Method: "all_reduce", Mode: dispatch.OneToAll})
 	require.NoError(t, err)
-	var d diagnosis
+	var d doctorOutput
 	require.Eventually(t, func() bool {
 		text, _, code := u.run("doctor", "--json", "--listen", "1500ms")
 		require.NoError(t, json.Unmarshal([]byte(text), &d), text)
@@ -103,7 +111,7 @@ func TestDoctorFindsTheRankThatHoldsUpACollective(t *testing.T) {
 	}, 15*time.Second, 10*time.Millisecond)
 }
 
-func lagging(d diagnosis) (out []doctor.Finding) {
+func lagging(d doctorOutput) (out []doctor.Finding) {
 	for _, f := range d.Findings {
 		if f.Code == "rank_lags" {
 			out = append(out, f)
@@ -115,7 +123,7 @@ func lagging(d diagnosis) (out []doctor.Finding) {
 func codesOf(t *testing.T, u *shell, words ...string) (codes []string, code int) {
 	t.Helper()
 	text, stderr, code := u.run(append([]string{"doctor", "--json"}, words...)...)
-	var d diagnosis
+	var d doctorOutput
 	require.NoError(t, json.Unmarshal([]byte(text), &d), stderr)
 	for _, f := range d.Findings {
 		codes = append(codes, f.Code)
@@ -162,7 +170,7 @@ func TestVersionOfAgents(t *testing.T) {
 	b, err := bus.Open(t.Context(), head.access())
 	require.NoError(t, err)
 	defer func() { require.NoError(t, b.Close()) }()
-	var view overview
+	var view statusOutput
 	require.NoError(t, json.Unmarshal([]byte(u.output("status", "--json")), &view))
 	require.Equal(t, view.Head.Version, view.Nodes[0].Version)
 	require.FileExists(t, filepath.Join(head.Store, "agent", "agent.log"))

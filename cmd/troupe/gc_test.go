@@ -75,6 +75,11 @@ func TestHeadRestartsADetachedRole(t *testing.T) {
 	})
 	require.NoError(t, err)
 	require.NoError(t, driver.Close(t.Context()))
+	type rank struct {
+		Node  string `json:"node"`
+		PID   int    `json:"pid"`
+		State string `json:"state"`
+	}
 	ranks := func() (all []rank) {
 		for line := range strings.Lines(u.output("roles", "infer", "--json")) {
 			var r rank

@@ -10,6 +10,7 @@ import (
 	"troupe/actors"
 	"troupe/bus"
 	"troupe/roles"
+	"troupe/roles/registry"
 )
 
 // The number of namespaces is not limited by the size of the store.
@@ -51,7 +52,7 @@ func TestNamespacesAreListedAndRemoved(t *testing.T) {
 	require.NoError(t, err)
 	u.with("TROUPE_NAMESPACE", "other").output("reserve", "--bundles", "1", "--devices", "1", "--id", "mine")
 
-	var all []namespaceView
+	var all []registry.Namespace
 	require.NoError(t, json.Unmarshal([]byte(u.output("namespaces", "--json")), &all))
 	require.Len(t, all, 2)
 	require.Equal(t, "other", all[0].Name)

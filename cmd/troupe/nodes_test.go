@@ -17,6 +17,7 @@ import (
 	"troupe/bus/bustest"
 	"troupe/cmd/troupe/cli"
 	"troupe/nodes"
+	"troupe/nodes/proctree"
 )
 
 // agentOf is the pid of the agent of a head's store.
@@ -75,7 +76,7 @@ func workersOf(t *testing.T, dir string) (pids []string) {
 	all, err := filepath.Glob("/proc/[0-9]*/environ")
 	require.NoError(t, err)
 	for _, path := range all {
-		if env, err := os.ReadFile(path); err == nil && strings.Contains(string(env), nodes.MarkerEnv+"="+strings.TrimSpace(string(identity))) {
+		if env, err := os.ReadFile(path); err == nil && strings.Contains(string(env), proctree.MarkerEnv+"="+strings.TrimSpace(string(identity))) {
 			pids = append(pids, path)
 		}
 	}

@@ -24,6 +24,18 @@ func script(t *testing.T, client *nodes.Client, node string, rank int, text stri
 	require.True(t, started[0].Err == nil || started[0].PID > 0, "%v", started[0].Err)
 }
 
+// statusOutput is what tests read of the JSON output of status.
+type statusOutput struct {
+	Head struct {
+		Version string `json:"version"`
+		Refused int    `json:"refused"`
+	} `json:"head"`
+	Nodes []struct {
+		Version string           `json:"version"`
+		Workers []map[string]any `json:"workers"`
+	} `json:"nodes"`
+}
+
 // An operator's session: status, logs, events, drain.
 func TestOperator(t *testing.T) {
 	t.Parallel()
@@ -59,7 +71,7 @@ func TestOperator(t *testing.T) {
 		require.Contains(t, status, text)
 	}
 	require.Contains(t, newShell(t).fails(1, "status", "--url", head.URL), "credentials")
-	var view overview
+	var view statusOutput
 	require.NoError(t, json.Unmarshal([]byte(u.output("status", "--json")), &view))
 	require.Len(t, view.Nodes, 2)
 	require.Len(t, view.Nodes[0].Workers, 1)

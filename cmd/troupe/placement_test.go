@@ -14,6 +14,13 @@ import (
 	"troupe/placement"
 )
 
+// reserved is what tests read of the JSON output of reserve.
+type reserved struct {
+	Granted bool               `json:"granted"`
+	Workers []placement.Worker `json:"workers"`
+	Token   uint64             `json:"token"`
+}
+
 // Reserve, explain, list and release on a head with simulated nodes.
 func TestReserveOnAHead(t *testing.T) {
 	u := newShell(t)

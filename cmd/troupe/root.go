@@ -7,8 +7,12 @@ import (
 	"github.com/spf13/cobra"
 
 	"troupe/cmd/troupe/bench"
+	"troupe/cmd/troupe/capacity"
 	"troupe/cmd/troupe/cli"
 	"troupe/cmd/troupe/head"
+	"troupe/cmd/troupe/inspect"
+	"troupe/cmd/troupe/pipelines"
+	"troupe/cmd/troupe/workers"
 )
 
 // command is the commands of this package.
@@ -53,12 +57,12 @@ Commands that talk to a head find the head on this machine. These variables name
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return cli.Usagef("%w (see %s --help)", err, cmd.CommandPath())
 	})
-	root.AddCommand(newRoles(c), newCall(c), newTimeline(c), newDestroy(c), newDemo(c), bench.New(base), newVersion(c))
-	root.AddCommand(newExplain(c), newReserve(c), newRelease(c), newReservations(c), newGPUs(c), newRules(c), newLedger(c), newCordon(c), newUncordon(c))
-	root.AddCommand(newStatus(c), newDrain(c), newLogs(c), newStacks(c), newInterrupt(c), newDebug(c), newEvents(c))
 	root.AddCommand(head.Commands(base)...)
-	root.AddCommand(newRun(c), newPipeline(c), newNamespaces(c))
-	root.AddCommand(newDoctor(c), newTop(c), newDescribe(c), newConfig(c), newMan(c))
+	root.AddCommand(workers.Commands(base)...)
+	root.AddCommand(capacity.Commands(base)...)
+	root.AddCommand(pipelines.Commands(base, hosted())...)
+	root.AddCommand(inspect.Commands(base)...)
+	root.AddCommand(bench.New(base), newConfig(c), newDemo(c), newMan(c), newVersion(c))
 	root.InitDefaultCompletionCmd()
 	strict(root)
 	return root

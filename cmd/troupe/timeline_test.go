@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"troupe/actors/timeline"
 	"troupe/roles"
 )
 
@@ -42,7 +43,13 @@ func TestTimeline(t *testing.T) {
 	}
 	require.GreaterOrEqual(t, runs, 4, "other tests of this process have run it too")
 
-	var summary timelineSummary
+	var summary struct {
+		Lanes []struct {
+			Process timeline.Process `json:"process"`
+		} `json:"lanes"`
+		Silent []timeline.Silent `json:"silent"`
+		Late   []timeline.Late   `json:"late"`
+	}
 	require.NoError(t, json.Unmarshal([]byte(u.output("timeline", "four", "--json", "--last", "10m")), &summary))
 	require.Len(t, summary.Lanes, 5, "four ranks, and the driver, whose process is theirs")
 	require.Empty(t, summary.Silent)

@@ -22,7 +22,7 @@ func TestMain(m *testing.M) { bustest.Main(m) }
 // TestProgram runs the commands of the package comment: a head with simulated devices, then the program.
 func TestProgram(t *testing.T) {
 	bin, state := t.TempDir(), t.TempDir()
-	out, err := exec.Command("go", "build", "-o", bin, "troupe/cmd/troupe", "troupe/examples/processes").CombinedOutput()
+	out, err := exec.Command("go", "build", "-ldflags=-s -w", "-o", bin, "troupe/cmd/troupe", "troupe/examples/processes").CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
 	defer cancel()

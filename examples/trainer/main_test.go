@@ -26,7 +26,7 @@ func TestRun(t *testing.T) {
 // TestPrograms builds trainer and attach, and attaches one to the other.
 func TestPrograms(t *testing.T) {
 	bin := t.TempDir()
-	build := exec.Command("go", "build", "-o", bin, "troupe/examples/trainer", "troupe/examples/attach")
+	build := exec.Command("go", "build", "-ldflags=-s -w", "-o", bin, "troupe/examples/trainer", "troupe/examples/attach")
 	out, err := build.CombinedOutput()
 	require.NoError(t, err, "%s", out)
 

@@ -70,7 +70,7 @@ def go_workers(session, tmp_path_factory):
     program = str(tmp_path_factory.mktemp("go") / "vectors")
     if shutil.which("go") is None:
         pytest.skip("there is no Go here; the repository's own tests have it")
-    subprocess.run(["go", "build", "-o", program, "./python/tests/goworkers"], cwd=conftest.ROOT, check=True)
+    subprocess.run(["go", "build", "-ldflags=-s -w", "-o", program, "./python/tests/goworkers"], cwd=conftest.ROOT, check=True)
     roles = [{"name": v["name"], "mode": v["mode"], "mesh": v["mesh"], "world": v["world"]} for v in VECTORS]
     p = subprocess.Popen(
         [program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

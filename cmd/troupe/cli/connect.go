@@ -10,7 +10,6 @@ import (
 	"net/url"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -19,9 +18,6 @@ import (
 	"troupe/roles"
 	"troupe/roles/registry"
 )
-
-// CompletionWait bounds the completion of a name.
-const CompletionWait = 2 * time.Second
 
 // ServerFlags adds the flags of commands that talk to a head.
 func (c *CLI) ServerFlags(cmd *cobra.Command) {
@@ -195,24 +191,6 @@ func inNamespace(ctx context.Context, b *bus.Bus, namespace string, do func(*rol
 	}
 	defer func() { _ = rt.Close(ctx) }() // fails only if the server is gone
 	return do(rt)
-}
-
-// CompleteFrom completes a word with names from a session. Without a head there is no completion.
-func (c *CLI) CompleteFrom(cmd *cobra.Command, names func(context.Context, *roles.Runtime) ([]string, error)) ([]string, cobra.ShellCompDirective) {
-	ctx, cancel := context.WithTimeout(cmd.Context(), CompletionWait)
-	defer cancel()
-	var out []string
-	if c.LoadConfig(cmd) != nil {
-		return nil, cobra.ShellCompDirectiveError
-	}
-	err := c.WithRuntime(ctx, func(rt *roles.Runtime) (err error) {
-		out, err = names(ctx, rt)
-		return err
-	})
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveError
-	}
-	return out, cobra.ShellCompDirectiveNoFileComp
 }
 
 // NeedsAccess adds to the refusal of a connection without credentials how to give them.

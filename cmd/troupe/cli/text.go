@@ -31,3 +31,37 @@ func ThereAre(names []string) string {
 
 // Age is how long ago a time was.
 func Age(t time.Time) string { return time.Since(t).Round(time.Second).String() + " ago" }
+
+// PIDText is a pid, or a dash.
+func PIDText(pid int) string {
+	if pid == 0 {
+		return "–"
+	}
+	return strconv.Itoa(pid)
+}
+
+// Indices is a list of device indices, or a dash.
+func Indices(devices []int) string {
+	if len(devices) == 0 {
+		return "–"
+	}
+	text := make([]string, len(devices))
+	for i, d := range devices {
+		text[i] = strconv.Itoa(d)
+	}
+	return strings.Join(text, ",")
+}
+
+// ParseSince reads the value of --since: a duration before now, or a time.
+func ParseSince(text string) (time.Time, error) {
+	if text == "" {
+		return time.Time{}, nil
+	}
+	if d, err := time.ParseDuration(text); err == nil && d >= 0 {
+		return time.Now().Add(-d), nil
+	}
+	if at, err := time.Parse(time.RFC3339, text); err == nil {
+		return at, nil
+	}
+	return time.Time{}, Usagef("--since %q: give a duration such as 10m, or a time such as 2006-01-02T15:04:05Z", text)
+}

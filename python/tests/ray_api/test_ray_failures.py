@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from ray_api.raytest import NAME, eventually, ray
+from ray_api.raytest import NAME, REAL, eventually, ray
 
 
 @ray.remote(num_cpus=0)
@@ -224,6 +224,31 @@ def test_a_borrower_cancels(session):
     ray.get(cancel.remote([ref]))
     with pytest.raises(ray.exceptions.TaskCancelledError):
         ray.get(ref, timeout=30)
+
+
+@pytest.mark.skipif(REAL, reason="it looks into the process that owns the object")
+def test_a_dead_borrower_holds_nothing(session, monkeypatch):
+    from troupe.ray import _objects, _state
+
+    @ray.remote(num_cpus=0)
+    class Holder:
+        def hold(self, refs):
+            self.refs = refs
+
+    monkeypatch.setattr(_objects, "_BORROWER_CHECK", 0.2)
+    store = _state.require().store
+    dying, living = Holder.remote(), Holder.remote()
+    of_both, of_dying = ray.put("both"), ray.put("dying")
+    ray.get([dying.hold.remote([of_both, of_dying]), living.hold.remote([of_both])])
+    both, alone = of_both.hex(), of_dying.hex()
+    del of_both, of_dying
+    eventually(lambda: len(store.borrowed.get(both, ((), ()))[1]) == 2 and alone in store.borrowed, "both have borrowed")
+    ray.kill(dying)
+    eventually(lambda: alone not in store.borrowed, "the object that the dead one had is free")
+    time.sleep(0.5)  # two looks at the living one
+    assert len(store.borrowed[both][1]) == 1
+    ray.get(living.hold.remote([]))
+    eventually(lambda: both not in store.borrowed, "the living one has given its object back")
 
 
 def test_a_sync_method_sees_that_it_was_cancelled(session):

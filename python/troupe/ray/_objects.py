@@ -26,6 +26,7 @@ _POLITE = 0.001  # seconds that a completion is left to threads that wait for on
 _LATE = 0.05  # seconds after which a completion is taken that no thread waits for
 _SHARED = 1 << 20  # bytes of a value that all receivers share
 _GRACE = 2.0  # seconds that references and handles in a sent value are kept after the receiver has it
+_BORROWER_CHECK = 10.0  # seconds between two looks whether the processes that hold objects of this one are alive
 
 PENDING, VALUE, ERROR = 0, 1, 2
 SHARED, LENT, SEVERAL = 3, 4, 5  # of an answer: a reference of Troupe to the value, the same to a result with its worker, frames of several values
@@ -432,6 +433,8 @@ class Store:
         self.borrowed: dict[str, tuple[Entry, dict[str, int]]] = {}  # owned here: the borrowers, by process
         self._lock = threading.RLock()
         self._lingering: list[tuple[float, Any]] = []
+        self._check_at = 0.0  # when the borrowers are looked at next, while there are any
+        self._checked: set[str] = set()  # borrowers that have not answered the last look yet
         self._prefix = os.urandom(16).hex()
         self._numbers = itertools.count(1)
 
@@ -456,9 +459,14 @@ class Store:
             entry = self.entries.get(id)
             if entry is None:
                 return False
+            first = not self.borrowed
+            if first:
+                self._check_at = time.monotonic() + _BORROWER_CHECK
             counts = self.borrowed.setdefault(id, (entry, {}))[1]
             counts[borrower] = counts.get(borrower, 0) + 1
-            return True
+        if first:
+            _sweeper.wake()
+        return True
 
     def give_back(self, id: str, borrower: str) -> None:
         with self._lock:
@@ -471,6 +479,20 @@ class Store:
                 del counts[borrower]
             if not counts:
                 del self.borrowed[id]
+
+    def _check(self, borrower: str) -> None:
+        """Asks a borrower for a sign of life; one that has died holds nothing any more."""
+
+        def done(_: Any, error: BaseException | None) -> None:
+            with self._lock:
+                self._checked.discard(borrower)
+                if isinstance(error, (_errors.WorkerLostError, _errors.NotFoundError)):
+                    for id, (_entry, counts) in list(self.borrowed.items()):
+                        counts.pop(borrower, None)
+                        if not counts:
+                            del self.borrowed[id]
+
+        peer(borrower).ask("owns", (), done)
 
     def linger(self, kept: Any) -> None:
         """Keeps things alive for a moment: the receiver of a value takes hold of what is in it meanwhile."""
@@ -488,14 +510,23 @@ class Store:
             return bool(self.borrowed or self._lingering)
 
     def sweep(self) -> float | None:
-        """Drops what has lingered long enough; seconds until the next is due."""
+        """Drops what has lingered long enough, and looks at the borrowers when it is time; seconds until the next is due."""
         now = time.monotonic()
+        silent: set[str] = set()
         with self._lock:
             due = [k for t, k in self._lingering if t <= now]
             self._lingering = [(t, k) for t, k in self._lingering if t > now]
-            left = min((t - now for t, _ in self._lingering), default=None)
+            times = [t for t, _ in self._lingering]
+            if self.borrowed:
+                if self._check_at <= now:
+                    self._check_at = now + _BORROWER_CHECK
+                    silent = {b for _, counts in self.borrowed.values() for b in counts} - self._checked
+                    self._checked |= silent
+                times.append(self._check_at)
         del due
-        return left
+        for borrower in silent:
+            self._check(borrower)
+        return min(times) - now if times else None
 
     # Objects of others.
 

@@ -76,6 +76,9 @@ class DriverService:
     async def give_back(self, id: str, process: str) -> None:
         self._store.give_back(id, process)
 
+    async def owns(self) -> bool:
+        return self._store.is_needed()
+
     async def cancel_object(self, id: str, force: bool, recursive: bool) -> None:
         _host.cancel_object(self._store, id, force, recursive)
 
