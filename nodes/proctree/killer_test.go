@@ -1,0 +1,66 @@
+package proctree_test
+
+import (
+	"bufio"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"troupe/nodes/proctree"
+)
+
+// start starts a process in a session of its own, whose only child outlives it and has left its parent. It returns the session and the
+// child.
+func start(t *testing.T, env ...string) (session, child int) {
+	t.Helper()
+	cmd := exec.Command("sh", "-c", "sleep 600 >/dev/null 2>&1 & echo $!")
+	cmd.Env = append([]string{"PATH=/usr/bin:/bin"}, env...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	line, err := bufio.NewReader(out).ReadString('\n')
+	require.NoError(t, err)
+	require.NoError(t, cmd.Wait())
+	child, err = strconv.Atoi(strings.TrimSpace(line))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = syscall.Kill(child, syscall.SIGKILL) }) // most have ended
+	return cmd.Process.Pid, child
+}
+
+// hasEnded reports whether a process is gone, or a zombie that nobody has waited for yet.
+func hasEnded(pid int) bool {
+	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	return err != nil || strings.Contains(string(stat), ") Z ")
+}
+
+func TestKillerKillsByMarkerAndBySession(t *testing.T) {
+	k := proctree.NewKiller()
+	t.Cleanup(k.Close)
+	_, marked := start(t, proctree.MarkerEnv+"=here.one")
+	session, unmarked := start(t)
+	_, other := start(t, proctree.MarkerEnv+"=here.two")
+	require.Equal(t, "here.one", proctree.MarkerOf(marked))
+	require.Empty(t, proctree.MarkerOf(unmarked))
+
+	require.Empty(t, k.Kill("here.one", session, ""), "survivors")
+	require.True(t, hasEnded(marked), "found by its marker")
+	require.True(t, hasEnded(unmarked), "found by its session")
+	require.False(t, hasEnded(other), "a process of another worker")
+}
+
+func TestKillMarked(t *testing.T) {
+	_, one := start(t, proctree.MarkerEnv+"=gone.one")
+	_, two := start(t, proctree.MarkerEnv+"=gone.two")
+	_, other := start(t, proctree.MarkerEnv+"=alive.one")
+	require.Empty(t, proctree.KillMarked(func(marker string) bool { return strings.HasPrefix(marker, "gone.") }, 10*time.Second))
+	require.True(t, hasEnded(one))
+	require.True(t, hasEnded(two))
+	require.False(t, hasEnded(other))
+}
