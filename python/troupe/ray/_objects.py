@@ -479,7 +479,10 @@ class Store:
                         if not counts:
                             del self.borrowed[id]
 
-        peer(borrower).ask("owns", (), done)
+        try:
+            peer(borrower).ask("owns", (), done)
+        except Exception as err:  # the session ends; the thread that sweeps goes on
+            done(None, err)
 
     def linger(self, kept: Any) -> None:
         """Keeps things alive for a moment: the receiver of a value takes hold of what is in it meanwhile."""
