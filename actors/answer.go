@@ -20,7 +20,7 @@ func (w *Worker) answerLocked(c *call, body []byte, err error, now time.Time) {
 			w.recordRun(c, recorder.TextOf(c.header.Method), recorder.At(now), true)
 		}
 		c.free(body)
-		w.dropReferences(c)
+		c.dropReferences()
 		c.phase = forgotten
 		c.caller.retire(c)
 		w.releaseBuffer(buf)
@@ -44,13 +44,13 @@ func (w *Worker) answerLocked(c *call, body []byte, err error, now time.Time) {
 	if err != nil {
 		h.Code, body = w.encodeError(err, max(int(c.header.Inline), minErrorRoom))
 		buf = buf[:bus.ReplyRoom]
-		w.dropReferences(c)
+		c.dropReferences()
 	} else if !c.header.Collected(w.spec.Rank) {
 		c.free(body)
-		w.dropReferences(c)
+		c.dropReferences()
 		buf, body = buf[:bus.ReplyRoom], nil
 	}
-	h.References = c.refs
+	h.References = c.refs.List
 	n := int64(len(buf) - bus.ReplyRoom + len(body))
 	held := err == nil && n > int64(c.header.Inline)
 	h.Keep = held && c.header.Keep && w.host.ep.References().MayKeep(int(n))
@@ -67,10 +67,10 @@ func (w *Worker) answerLocked(c *call, body []byte, err error, now time.Time) {
 			}
 		}
 	}
+	c.reply = w.host.ep.Reply(c.caller.inbox, c.header, &h, buf, body, c.refs, w.host.running.Load() > 0, onDone)
 	if h.Keep {
-		c.refs = nil // they belong to the kept body
+		c.refs = bus.Retained{} // they belong to the kept body
 	}
-	c.reply = w.host.ep.Reply(c.caller.inbox, c.header, &h, buf, body, w.host.running.Load() > 0, onDone)
 	if !held && err == nil {
 		c.free(body)
 	}
@@ -136,7 +136,7 @@ func (w *Worker) forget(c *call) {
 	if c.phase != answered {
 		return
 	}
-	w.dropReferences(c)
+	c.dropReferences()
 	w.unacked.remove(c)
 	w.unackedBytes -= c.reply.Size()
 	w.releaseBuffer(w.host.ep.ForgetReply(&c.reply))

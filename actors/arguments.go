@@ -124,8 +124,9 @@ type Argument struct {
 }
 
 // TakeArguments returns the values of the call's arguments that were references, once. They belong to the handler, which frees the
-// bodies and releases the references inside them.
-func TakeArguments(ctx context.Context) []Argument {
+// bodies and releases the references inside them at holder. A nil holder is the endpoint of the worker's host; a handler whose program
+// has an endpoint of its own, a driver that serves an object for instance, gives that one.
+func TakeArguments(ctx context.Context, holder *bus.References) []Argument {
 	c, ok := ctx.Value(callKey{}).(*callContext)
 	if !ok {
 		return nil
@@ -135,17 +136,22 @@ func TakeArguments(ctx context.Context) []Argument {
 	if c.call == nil || c.call.args == nil {
 		return nil
 	}
+	host := c.call.worker.host.ep.References()
 	var out []Argument
 	for ref, v := range c.call.args.values {
+		if holder != nil && holder != host {
+			holder.Retain(v.References...)
+			host.Release(v.References...)
+		}
 		out = append(out, Argument{Reference: ref, Value: v})
 	}
 	c.call.args = nil
 	return out
 }
 
-// SetReferences names the references inside the result of the call. Each is retained once for it, and belongs to the call from now
-// on. It reports false if the call is over: then they still belong to the handler.
-func SetReferences(ctx context.Context, refs []wire.Reference) bool {
+// SetReferences names the references inside the result of the call. Their uses belong to the call from now on. It reports false if the
+// call is over: then they still belong to the handler.
+func SetReferences(ctx context.Context, refs bus.Retained) bool {
 	c, ok := ctx.Value(callKey{}).(*callContext)
 	if !ok {
 		return false
@@ -159,12 +165,11 @@ func SetReferences(ctx context.Context, refs []wire.Reference) bool {
 	return true
 }
 
-// dropReferences ends the call's use of the references inside its result. w.mu is held.
-func (w *Worker) dropReferences(c *call) {
-	if refs := c.refs; len(refs) > 0 {
-		c.refs = nil
-		w.host.ep.References().ReleaseSent(refs...)
-	}
+// dropReferences ends the call's use of the references inside its result. The mutex of the worker is held.
+func (c *call) dropReferences() {
+	refs := c.refs
+	c.refs = bus.Retained{}
+	refs.ReleaseSent()
 }
 
 // referencesTaken handles the caller's message that it holds the references inside an answer.
@@ -173,7 +178,7 @@ func (w *Worker) referencesTaken(h *wire.Header) {
 	defer w.mu.Unlock()
 	if s := w.callers[h.Session]; s != nil {
 		if c := s.calls[h.Seq]; c != nil && c.phase == answered {
-			w.dropReferences(c)
+			c.dropReferences()
 		}
 	}
 }

@@ -21,9 +21,9 @@ type call struct {
 	deadline instant // 0: none
 	buf      []byte  // the answer is written here while the call runs
 	reply    bus.Reply
-	args     *callArguments   // nil: no argument is a reference
-	refs     []wire.Reference // inside the result; each is retained until the caller has taken them
-	older    *call            // neighbours in the worker's list of unacknowledged answers
+	args     *callArguments // nil: no argument is a reference
+	refs     bus.Retained   // inside the result, until the caller has taken them
+	older    *call          // neighbours in the worker's list of unacknowledged answers
 	newer    *call
 	phase    phase
 	slot     int // index in the worker's active calls, while it runs

@@ -18,8 +18,8 @@ const handOverEvery = 500 * time.Millisecond
 type keptBody struct {
 	owner    string // session of the caller
 	upload   wire.Ref
-	contains []wire.Reference // retained
-	settled  bool             // the caller has the answer, or waits for it no longer: a body that it does not know is not needed
+	contains Retained
+	settled  bool // the caller has the answer, or waits for it no longer: a body that it does not know is not needed
 }
 
 // MayKeep reports whether a result of n bytes may stay here.
@@ -29,8 +29,8 @@ func (r *References) MayKeep(n int) bool {
 	return n > MaxInline && !r.closed && r.keptBytes+int64(n) <= maxKept
 }
 
-// keep keeps a result for its caller. onDone, if set, is called when it is not read any more. contains are retained already.
-func (r *References) keep(owner string, body []byte, contains []wire.Reference, onDone func()) wire.Ref {
+// keep keeps a result for its caller. onDone, if set, is called when it is not read any more.
+func (r *References) keep(owner string, body []byte, contains Retained, onDone func()) wire.Ref {
 	k := &keptBody{owner: owner, contains: contains}
 	k.upload = r.ep.offerKept(body, onDone)
 	r.mu.Lock()
@@ -59,7 +59,7 @@ func (r *References) dropKeptLocked(k *keptBody) (free func()) {
 	r.keptBytes -= k.upload.Len
 	return func() {
 		r.ep.withdraw(k.upload)
-		r.Release(k.contains...)
+		k.contains.ReleaseSent()
 	}
 }
 

@@ -388,6 +388,19 @@ func (r *References) ReleaseSent(refs ...wire.Reference) {
 	r.Release(refs...)
 }
 
+// Retained are references with one use each of the endpoint By, for a message that contains them.
+type Retained struct {
+	By   *References
+	List []wire.Reference
+}
+
+// ReleaseSent ends the uses when the message was received, or is not needed any more.
+func (r Retained) ReleaseSent() {
+	if len(r.List) > 0 {
+		r.By.ReleaseSent(r.List...)
+	}
+}
+
 // tellOwnersLocked sends each owner the references to its values.
 func (r *References) tellOwnersLocked(kind wire.Kind, refs []wire.Reference) {
 	if len(refs) == 0 || r.closed {

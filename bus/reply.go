@@ -28,9 +28,9 @@ func (e *Endpoint) Inbox(session string) string { return replyIn(e.namespace, se
 // belongs to the Reply from now on. The body travels in the frame if the call allows its size; otherwise this endpoint
 // offers it until the caller has pulled it, and onDone, if set, is called when it is not read any more. h is the
 // answer's envelope; for a failure the body is the encoded *Error. With more set, other answers follow soon, and this
-// one may travel in one message with them. With h.Keep set, the body is kept for the caller as References says, with the references
-// of h, which are retained for it already.
-func (e *Endpoint) Reply(inbox string, call *wire.Header, h *wire.Header, buf, body []byte, more bool, onDone func()) Reply {
+// one may travel in one message with them. With h.Keep set, the body is kept for the caller as References says, and the uses of the
+// references inside it belong to the kept body from now on.
+func (e *Endpoint) Reply(inbox string, call *wire.Header, h *wire.Header, buf, body []byte, inside Retained, more bool, onDone func()) Reply {
 	h.Seq = call.Seq
 	inPlace := body == nil
 	if inPlace {
@@ -39,7 +39,7 @@ func (e *Endpoint) Reply(inbox string, call *wire.Header, h *wire.Header, buf, b
 	var r Reply
 	switch {
 	case h.Keep:
-		h.Ref = e.references.keep(call.Session, body, h.References, onDone)
+		h.Ref = e.references.keep(call.Session, body, inside, onDone)
 		r.kept, r.buf = h.Ref.ID, make([]byte, ReplyRoom)
 	case len(body) > e.inlineLimit(call, h.Code):
 		h.Ref = e.offer(body, wire.RankSet{}, "", onDone)

@@ -276,7 +276,7 @@ func troupe_inside(call C.uint64_t, runtime C.uint64_t, refs *C.char, n C.uint64
 		return statusUnknown
 	}
 	all.Retain(list...)
-	if !actors.SetReferences(ctx, list) {
+	if !actors.SetReferences(ctx, bus.Retained{By: all, List: list}) {
 		all.Release(list...)
 	}
 	return statusOK

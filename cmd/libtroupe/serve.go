@@ -60,7 +60,7 @@ func (c *core) serve(ctx context.Context, r *request) (any, error) {
 	if name == "" {
 		name = driverRole(rt.Session())
 	}
-	s := &servedObject{object: &object{core: c, name: r.Serve.Object, table: r.Serve.Table}}
+	s := &servedObject{object: &object{core: c, name: r.Serve.Object, table: r.Serve.Table, references: rt.References()}}
 	class := className(r.Serve.Class + "-" + r.Serve.Object)
 	c.mu.Lock()
 	c.served[class] = s

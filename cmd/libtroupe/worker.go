@@ -78,6 +78,8 @@ type object struct {
 	core  *core
 	name  string
 	table table
+	// references count what Python refers to; nil: those of the worker's own endpoint.
+	references *bus.References
 }
 
 var (
@@ -116,7 +118,7 @@ func (o *object) begin(ctx context.Context, side bool, meta, body []byte, done f
 		})
 	}
 	var all []completion
-	for _, a := range actors.TakeArguments(ctx) {
+	for _, a := range actors.TakeArguments(ctx, o.references) {
 		refs := append([]wire.Reference{a.Reference}, a.References...)
 		all = append(all, completion{kind: kindValue, token: token, rank: -1, meta: wire.AppendReferences(nil, refs), body: a.Body})
 	}

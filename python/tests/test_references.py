@@ -230,6 +230,48 @@ def test_memory_is_freed_with_the_last_reference(pair):
     until(lambda: a.counts()["owned"] == 0, 1.0)
 
 
+class Board:
+    """An object that the driver serves."""
+
+    def make(self, n):
+        return [troupe.put(np.ones(n, np.uint8)), b"." * n]
+
+    def keep(self, box):
+        self.box = box
+
+    def total(self):
+        return int(self.box[0].result(10).sum())
+
+
+class Visitor:
+    def made(self, board, n):
+        ref, dots = board.make(n)
+        return int(ref.result(10).sum()), len(dots)
+
+    def leave(self, board, n):
+        """The argument is a reference to a list with a reference in it."""
+        board.keep(troupe.put([troupe.put(np.ones(n, np.uint8))]))
+        return board.total()
+
+    def counts(self):
+        return _reference.counts()
+
+
+@pytest.mark.parametrize("n", [8, LARGE])
+def test_references_of_a_served_object_are_freed(session, n):
+    board = Board()
+    handle, visitor = troupe.serve(board), troupe.actor(Visitor)
+    assert visitor.made(handle, n) == (n, n)
+    until(lambda: _reference.counts()["owned"] == 0, 5.0)
+    assert visitor.leave(handle, n) == n
+    until(lambda: (c := visitor.counts())["owned"] == 1 and c["kept"] == 0, 5.0)
+    assert board.total() == n, "the driver refers to the inner value alone"
+    board.box = None
+    until(lambda: visitor.counts()["owned"] == 0, 5.0)
+    visitor.cluster.shutdown()
+    handle.cluster.shutdown()
+
+
 def test_a_cancelled_call_frees_what_it_waited_for(pair):
     a, b = pair
     f = a.later.remote(0.3)

@@ -109,8 +109,7 @@ class Reference(Waitable):
     def _read(self, pull: Pull) -> Any:
         codec = self._values()
         if pull.flags & FAILED:
-            error = _error_transfer.rebuild(_errors.from_body(pull.body), codec)
-            raise error
+            raise _error_transfer.rebuild(_errors.from_body(pull.body), codec)
         value = None if pull.flags & NONE else codec.decode(pull.body)
         pull.body, pull.inside = b"", []
         return value

@@ -111,6 +111,25 @@ def test_results_are_freed_at_once(session):
         gc.enable()
 
 
+@pytest.mark.skipif(REAL, reason="counts the references of Troupe")
+def test_result_of_a_killed_actor_is_freed_at_once(session):
+    """The driver, which owns the result, has it when its actor is dead, and gives it to another actor."""
+    from troupe import _reference
+
+    reader, other = Reader.remote(), Reader.remote()
+    ray.get([reader.pid.remote(), other.pid.remote()])
+    gc.collect()
+    eventually(lambda: _reference.counts()["owned"] == 0, "the objects of earlier tests are freed")
+    ref = reader.made.remote()
+    assert ray.get(ref)[0] == 3.0
+    kill(reader)
+    assert ray.get(other.first.remote(ref), timeout=60) == 3.0
+    assert _reference.counts()["owned"] > 0
+    del ref
+    gc.collect()
+    eventually(lambda: _reference.counts()["owned"] == 0, "the result is freed", seconds=5.0)
+
+
 def test_object_ends_with_its_owner(session):
     reader = Reader.remote()
     ref = ray.get(reader.give.remote())["ref"]
