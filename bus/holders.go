@@ -1,6 +1,7 @@
 package bus
 
 import (
+	"slices"
 	"time"
 
 	"troupe/bus/wire"
@@ -251,6 +252,11 @@ func (r *References) reportLocked(now time.Time, due bool) {
 		}
 		if len(refs) <= maxReport {
 			r.tellLocked(wire.KindHeld, owner, r.ep.probePrefix+owner, refs)
+			continue
+		}
+		// No message has all of them: lost holds are corrected, lost drops when there are fewer references.
+		for part := range slices.Chunk(refs, maxReport) {
+			r.tellLocked(wire.KindHold, owner, r.ep.probePrefix+owner, part)
 		}
 	}
 	kept := map[string][]uint64{}

@@ -1,6 +1,7 @@
 package bus
 
 import (
+	"slices"
 	"sync"
 	"time"
 
@@ -31,7 +32,7 @@ const (
 	freeGrace   = 300 * time.Millisecond // time from the end of the last holder to the end of a value: messages of two servers may overtake each other
 	askerTTL    = 15 * time.Second       // a process that waits for a pending value repeats its request more often than this
 	maxAskers   = 1 << 16                // processes that wait for one value
-	maxReport   = 100_000                // references in one report
+	maxReport   = 100_000                // references in one message
 	// emptyReports is the number of reports, reportEvery apart, to an owner of whose values none is held any more: the last drop may have
 	// been lost, and the first reports too.
 	emptyReports = 10
@@ -411,7 +412,9 @@ func (r *References) tellOwnersLocked(kind wire.Kind, refs []wire.Reference) {
 		byOwner[ref.Owner] = append(byOwner[ref.Owner], ref)
 	}
 	for owner, own := range byOwner {
-		r.tellLocked(kind, owner, "", own)
+		for part := range slices.Chunk(own, maxReport) {
+			r.tellLocked(kind, owner, "", part)
+		}
 	}
 }
 

@@ -199,6 +199,36 @@ func TestALostCountIsCorrected(t *testing.T) {
 	}
 }
 
+// TestManyReferencesOfOneOwner has more references than one message holds, and loses the first messages about them.
+func TestManyReferencesOfOneOwner(t *testing.T) {
+	virtualTime(t, func(t *testing.T) {
+		srv := bustest.StartServer(t, bustest.Options{})
+		owner, line := endpoint(t, newFaultyConn(t, srv).Bus), newFaultyConn(t, srv)
+		holder := endpoint(t, line.Bus)
+		refs := make([]wire.Reference, bus.MaxReport+10)
+		for i := range refs {
+			var err error
+			refs[i], err = owner.References().Put([]byte("x"), nil, nil)
+			require.NoError(t, err)
+		}
+		line.faults.SetRule(func(m bustest.Message) bustest.Verdict {
+			if f, ok := m.Frame(); ok && f.Kind == wire.KindHold {
+				return bustest.Drop
+			}
+			return bustest.Pass
+		})
+		holder.References().Retain(refs...)
+		time.Sleep(time.Second)
+		line.faults.SetRule(nil)
+		time.Sleep(5 * time.Second) // longer than the time between two reports
+		owner.References().Release(refs...)
+		time.Sleep(time.Second)
+		require.Equal(t, len(refs), owner.References().Owned(), "all are held")
+		holder.References().Release(refs...)
+		require.Eventually(t, func() bool { return owner.References().Owned() == 0 }, time.Minute, 100*time.Millisecond)
+	})
+}
+
 // TestCountsOnABadLine retains and releases references in three processes while messages are lost, doubled, delayed and swapped. A value
 // that its owner uses is always there, and none is left at the end.
 func TestCountsOnABadLine(t *testing.T) {
