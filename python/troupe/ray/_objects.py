@@ -1,8 +1,8 @@
-"""Objects and the references to them: get, put, wait, cancel.
+"""Objects and references to them: get, put, wait and cancel.
 
-The process that makes a call or puts a value owns the object. An Entry is the object in a process: it is waited for as anything
-else of Troupe is (_done, _waiters), by threads and event loops. Of a reference that came from elsewhere the Entry is filled by a
-fetch from the owner. This module is the only one that knows how objects are kept and travel.
+The process that makes a call or puts a value owns the resulting object. An Entry represents an object inside one process. Threads and event
+loops wait for it as for any other Troupe awaitable, through _done and _waiters. The Entry of a borrowed reference is filled by a fetch from
+the owner. No other module knows how objects are stored or sent.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from .. import _core, _errors
 from . import _context, _serialize, _state, exceptions
 from ._ids import role_of
 
-_POLITE = 0.001  # seconds that a completion is left to threads that wait for one
-_LATE = 0.05  # seconds after which a completion is taken that no thread waits for
-_SHARED = 1 << 20  # bytes of a value that all receivers share
-_GRACE = 2.0  # seconds that references and handles in a sent value are kept after the receiver has it
-_BORROWER_CHECK = 10.0  # seconds between two looks whether the processes that hold objects of this one are alive
+_POLITE = 0.001  # seconds the reader thread leaves a completion to threads that wait for one
+_LATE = 0.05  # seconds between polls for completions while calls are pending but no object is watched
+_SHARED = 1 << 20  # values of at least this many bytes are stored once and shared by all receivers
+_GRACE = 2.0  # seconds a sent value's references and handles are kept after the receiver has it
+_BORROWER_CHECK = 10.0  # seconds between liveness checks of the processes that borrow objects from this one
 
 PENDING, VALUE, ERROR = 0, 1, 2
-SHARED, LENT, SEVERAL = 3, 4, 5  # of an answer: a reference of Troupe to the value, the same to a result with its worker, frames of several values
-_FIRST = "01000000"  # the end of the id of a task's first result
+SHARED, LENT, SEVERAL = 3, 4, 5  # answers: a Troupe reference to the value; one to a result still held by its worker; several frames
+_FIRST = "01000000"  # the suffix of the object id of a task's first result
 
 
 class Entry:
-    """An object as this process knows it."""
+    """The state of an object in this process."""
 
     __slots__ = ("__weakref__", "_done", "_waiters", "body", "call", "fetching", "id", "kept", "kind", "lent_ref", "owner", "value_ref")
 
@@ -43,15 +43,15 @@ class Entry:
         self._done = False
         self._waiters: list[Any] = []
         self.kind = PENDING
-        self.body: Any = None  # the frame of the value, or of the exception; None with a value_ref: the core has it
-        self.value_ref: Any = None  # a reference of Troupe to [kind, frame], of a large value that the owner keeps
-        self.lent_ref: Any = None  # the same to a large result that lies with the worker that made it, and may end with it
-        self.kept: Any = None  # what the frame holds
-        self.call: Any = None  # the call or task under way whose result it is
+        self.body: Any = None  # the frame of the value or the exception; None if the core still holds it (value_ref or lent_ref)
+        self.value_ref: Any = None  # a Troupe reference to [kind, frame], for a large value that the owner stores
+        self.lent_ref: Any = None  # a Troupe reference to a large result stored by the worker that computed it; it may be lost with that worker
+        self.kept: Any = None  # keeps alive the references and handles in the frame
+        self.call: Any = None  # the pending call or task that produces this object
         self.fetching = False
 
     def set(self, kind: int, frame: list[Any], kept: Any = None) -> None:
-        """Called once, from any thread."""
+        """Completes the entry and wakes its waiters. Only the first call has an effect; any thread may call it."""
         if self._done:
             return
         self.kind, self.body = kind, frame
@@ -69,7 +69,8 @@ class Entry:
         self.set(ERROR, _dump_error(error), ())
 
     def on_done(self, do: Callable[[], None]) -> _core.Notice:
-        """Calls do once, when it is done: at once if it is. withdraw of what is returned ends that."""
+        """Calls do once, when the entry is done, or immediately if it already is. Calling withdraw on the returned notice cancels the
+        callback."""
         notice = _core.Notice(self._waiters, do)
         self._waiters.append(notice)
         if self._done:
@@ -79,7 +80,8 @@ class Entry:
         return notice
 
     def share(self) -> Any:
-        """A reference of Troupe to a large value, so that all receivers have one copy of it; None if it is small, or not of this process."""
+        """Returns a Troupe reference to a large value, so that all receivers share one copy. Returns None if the value is small or owned by
+        another process."""
         if self.value_ref is None and self._done and self.body is not None and self.kind == VALUE and _serialize.size(self.body) >= _SHARED:
             state = _state.current()
             if state is not None and self.owner == state.store.process:
@@ -87,21 +89,21 @@ class Entry:
         return self.value_ref
 
     def lend(self) -> tuple[Any, bool]:
-        """A reference of Troupe to a large value for a process that asks the owner again if it fails, or None; and whether the owner keeps
-        the value."""
+        """Returns a Troupe reference to a large value, or None, and whether the owner stores the value. If it does not, the receiver must
+        ask the owner again when reading the reference fails."""
         if self.value_ref is None and self.lent_ref is not None:
             return self.lent_ref, False
         return self.share(), True
 
     def set_result(self, frame: list[Any], ref: Any) -> None:
-        """The result of a call of this process: ref, if it is given, is to the answer with its worker. The frame is in memory that this
-        process has attached, and outlives that worker."""
+        """Sets the result of a call made by this process. ref, if given, refers to the answer held by the worker. The frame lies in memory
+        that this process has mapped, so it outlives the worker."""
         if ref is not None and _serialize.size(frame) >= _SHARED:
             self.lent_ref = ref
         self.set(VALUE, frame)
 
     def set_reference(self, ref: Any, kept: Any, lent: bool = False) -> None:
-        """The value is with the core of this process, or another one; lent: with the worker that made it."""
+        """Completes the entry with a reference to a value held by some process's core; lent: the worker that computed the value holds it."""
         if lent:
             self.lent_ref = ref
         else:
@@ -116,7 +118,8 @@ class Entry:
         return (self.value_ref or self.lent_ref)._start()
 
     def fetched(self, pull: Any) -> bool:
-        """Takes the frame that the core has fetched. False: it lay with a worker that has ended, and the owner is asked for it."""
+        """Takes the frame fetched by the core. Returns False if the frame was lost with its worker; the entry is then fetched again from
+        the owner."""
         ref = self.value_ref or self.lent_ref
         try:
             kind, frame = ref._read(pull)
@@ -134,7 +137,7 @@ class Entry:
         return True
 
     def load(self) -> None:
-        """Waits for the frame of a value that a core has."""
+        """Waits for the frame of a value that a core holds."""
         core = _core.get()
         while self.body is None:
             pull = self._pull()
@@ -143,7 +146,7 @@ class Entry:
                 core.wait(self, None)
 
     async def aload(self) -> None:
-        """load for event loops; nothing if the frame is here."""
+        """Does what load does, for event loops. Returns at once if the frame is already local."""
         core = _core.get()
         while self.body is None:
             pull = self._pull()
@@ -152,7 +155,7 @@ class Entry:
                 await _core.wait_in_loop(core, self)
 
     def value(self) -> Any:
-        """The value, or the exception raised."""
+        """Returns the value, or raises the stored exception."""
         if self.body is None:
             self.load()
         value = _serialize.loads(self.body)
@@ -178,7 +181,7 @@ def _dump_error(error: BaseException) -> list[Any]:
 
 
 class ObjectRef:
-    """A reference to an object that is there, or will be."""
+    """A reference to an object that exists or is still being computed."""
 
     __slots__ = ("__weakref__", "_entry", "_function_name")
 
@@ -234,7 +237,7 @@ class ObjectRef:
         return f"ObjectRef({self._entry.id})"
 
     def future(self) -> concurrent.futures.Future[Any]:
-        """A concurrent future of the value."""
+        """Returns a concurrent.futures.Future of the value."""
         entry = self._entry
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         future.set_running_or_notify_cancel()
@@ -251,7 +254,7 @@ class ObjectRef:
         return future
 
     def _on_completed(self, do: Callable[[Any], None]) -> None:
-        """Calls do with the value, or the exception, on another thread."""
+        """Calls do with the value or the exception, on a callback thread."""
         entry = self._entry
 
         def finish() -> None:
@@ -291,7 +294,7 @@ class ObjectRef:
         return [self._entry.id, self._entry.owner]
 
     def _wire_with_value(self) -> list[Any]:
-        """_wire for messages, which can carry references of Troupe."""
+        """Returns the form of the reference for messages, which, unlike pickles, can carry Troupe references."""
         ref = self._entry.share()
         return self._wire() if ref is None else [*self._wire(), ref]
 
@@ -306,16 +309,16 @@ class ObjectRef:
 
 
 class _Reader:
-    """The thread that takes completions which no other thread waits for. While an object is watched, because something happens when it is
-    there, the thread polls; else it looks now and then while calls are under way, so that an answer wakes only the thread that waits
-    for it."""
+    """The thread that takes completions when no other thread waits for them. While an entry is watched, because a callback depends on it,
+    the thread polls for completions. Otherwise it checks every _LATE seconds while calls are pending, so that an answer wakes only the
+    thread that waits for it."""
 
     def __init__(self) -> None:
         self._pid = 0
         self._lock = threading.Lock()
         self._watched: weakref.WeakSet[Entry] = weakref.WeakSet()
         self._wake = -1
-        self.parked = False  # it waits until it is woken
+        self.parked = False  # whether the thread sleeps until wake is called
 
     def start(self, core: _core.Core) -> None:
         with self._lock:
@@ -326,7 +329,7 @@ class _Reader:
                 threading.Thread(target=self._run, args=(core,), daemon=True, name="ray-reader").start()
 
     def watch(self, entry: Entry) -> None:
-        """Something happens when the object is there."""
+        """Polls for completions until the entry is done, because a callback depends on it."""
         with self._lock:
             first = not self._watched
             self._watched.add(entry)
@@ -354,7 +357,7 @@ class _Reader:
         while True:
             watches = self._watches()
             if not watches:
-                self.parked = True  # before the look at what is pending: a call that is sent later wakes this thread
+                self.parked = True  # set before reading _pending: a call sent after this line wakes the thread
                 if core._pending:
                     self.parked = False
                 found = woken.poll(None if self.parked else _LATE * 1000)
@@ -371,14 +374,14 @@ class _Reader:
             try:
                 core.look()
             except Exception:
-                return  # the core has ended
+                return  # the core has shut down
 
 
 _reader = _Reader()
 
 
 def sent() -> None:
-    """A call was sent: its answer is taken, also if no thread waits for it."""
+    """Ensures that the answer to a call just sent is taken even if no thread waits for it."""
     if _reader.parked:
         _reader.wake()
 
@@ -389,7 +392,7 @@ def start_reader(core: _core.Core) -> None:
 
 
 class _Callbacks:
-    """A thread for work that completions cause and that may take long."""
+    """A pool of threads for callbacks of completions that may take long."""
 
     def __init__(self) -> None:
         self._pool: concurrent.futures.ThreadPoolExecutor | None = None
@@ -403,7 +406,7 @@ class _Callbacks:
                 self._pid = os.getpid()
         try:
             self._pool.submit(do)
-        except RuntimeError:  # the interpreter is ending
+        except RuntimeError:  # the interpreter is shutting down
             do()
 
 
@@ -411,37 +414,37 @@ _callbacks = _Callbacks()
 
 
 class Store:
-    """The objects of this process, and who borrows them."""
+    """The objects that this process owns or borrows, and the borrowers of those it owns."""
 
     def __init__(self, process: str) -> None:
         self.process = process
         self.entries: weakref.WeakValueDictionary[str, Entry] = weakref.WeakValueDictionary()
-        self.lent: weakref.WeakValueDictionary[str, Entry] = weakref.WeakValueDictionary()  # arguments of calls, while these run
-        self.borrowed: dict[str, tuple[Entry, dict[str, int]]] = {}  # owned here: the borrowers, by process
+        self.lent: weakref.WeakValueDictionary[str, Entry] = weakref.WeakValueDictionary()  # arguments of running calls, owned by other processes
+        self.borrowed: dict[str, tuple[Entry, dict[str, int]]] = {}  # owned objects with borrowers: the reference count of each process
         self._lock = threading.RLock()
         self._lingering: list[tuple[float, Any]] = []
-        self._check_at = 0.0  # when the borrowers are looked at next, while there are any
-        self._checked: set[str] = set()  # borrowers that have not answered the last look yet
+        self._check_at = 0.0  # time of the next borrower check, while there are borrowers
+        self._checked: set[str] = set()  # borrowers that have not answered the last check yet
         self._prefix = os.urandom(16).hex()
         self._numbers = itertools.count(1)
 
     # Owned objects.
 
     def task_id(self) -> str:
-        """The name of a new task or call of this process."""
+        """Returns a new id for a task or call of this process."""
         return f"{self._prefix}{next(self._numbers):016x}"
 
     def new(self, task_id: str = "", index: int = 1) -> Entry:
-        """An object of this process: the result of that number of a task, or a value that is put."""
+        """Creates an object owned by this process: the result of a task with this index, or a value for put."""
         return Entry((task_id or self.task_id()) + (_FIRST if index == 1 else index.to_bytes(4, "little").hex()), self.process)
 
     def publish(self, entry: Entry) -> None:
-        """Another process will ask for the object."""
+        """Makes an owned object available to fetch requests from other processes."""
         if entry.owner == self.process:
             self.entries.setdefault(entry.id, entry)
 
     def borrow(self, id: str, borrower: str) -> bool:
-        """Another process holds the object; False: there is none any more."""
+        """Adds one to the borrower's reference count. Returns False if the object has already been freed."""
         with self._lock:
             entry = self.entries.get(id)
             if entry is None:
@@ -468,7 +471,7 @@ class Store:
                 del self.borrowed[id]
 
     def _check(self, borrower: str) -> None:
-        """Asks a borrower for a sign of life; one that has died holds nothing any more."""
+        """Checks that a borrower is alive; the references of a dead one are dropped."""
 
         def done(_: Any, error: BaseException | None) -> None:
             with self._lock:
@@ -481,12 +484,12 @@ class Store:
 
         try:
             peer(borrower).ask("owns", (), done)
-        except Exception as err:  # the session ends; the thread that sweeps goes on
+        except Exception as err:  # the session is ending; the sweeper thread must go on
             done(None, err)
 
     def linger(self, kept: Any) -> None:
-        """Keeps things alive for a moment: the receiver of a value takes hold of what is in it meanwhile."""
-        if isinstance(kept, _serialize.Contents):  # references of Troupe are kept by the core
+        """Keeps objects alive for _GRACE seconds, while the receiver of a value registers as a borrower of its contents."""
+        if isinstance(kept, _serialize.Contents):  # the core keeps Troupe references alive
             kept = [*kept.handles, *(r for r in kept.refs if r._entry.value_ref is None)]
         if not kept:
             return
@@ -495,12 +498,13 @@ class Store:
         _sweeper.wake()
 
     def is_needed(self) -> bool:
-        """Whether other processes hold objects of this one, or things that are on their way to them."""
+        """Returns whether other processes borrow objects of this one, or are about to."""
         with self._lock:
             return bool(self.borrowed or self._lingering)
 
     def sweep(self) -> float | None:
-        """Drops what has lingered long enough, and looks at the borrowers when it is time; seconds until the next is due."""
+        """Drops lingering objects whose time is up and checks the borrowers if a check is due. Returns the seconds until the next of either
+        is due."""
         now = time.monotonic()
         silent: set[str] = set()
         with self._lock:
@@ -518,7 +522,7 @@ class Store:
             self._check(borrower)
         return min(times) - now if times else None
 
-    # Objects of others.
+    # Borrowed objects.
 
     def of_wire(self, id: str, owner: str, ref: Any = None) -> Entry:
         with self._lock:
@@ -529,7 +533,7 @@ class Store:
             self.entries[id] = entry
         if ref is not None:
             entry.set_reference(ref, ())
-        elif owner == self.process:  # it was freed before the reference came
+        elif owner == self.process:  # freed before the reference arrived
             entry.set_error(exceptions.ReferenceCountingAssertionError(id))
         else:
             peer(owner).notify("borrow", id, self.process)
@@ -538,7 +542,7 @@ class Store:
 
 
     def lent_of_wire(self, id: str, owner: str, ref: Any) -> Entry:
-        """An argument of a call, which its owner keeps until the call is over."""
+        """Returns the entry of a call's argument, which its owner keeps until the call is over."""
         if owner == self.process:
             return self.of_wire(id, owner)
         with self._lock:
@@ -550,7 +554,7 @@ class Store:
 
 
 def _give_back(store: Store, id: str, owner: str) -> None:
-    """A finalizer: it runs anywhere, also where locks are held."""
+    """Runs as a finalizer, on any thread and possibly with locks held, so it leaves the message to the sweeper."""
     later(lambda: peer(owner).notify("give_back", id, store.process), store)
 
 
@@ -558,13 +562,13 @@ _finalized: queue.SimpleQueue[tuple[Callable[[], None], Store] | None] = queue.S
 
 
 def later(do: Callable[[], None], store: Store) -> None:
-    """Has the sweeper do it, unless the session has ended by then. Finalizers call it."""
+    """Queues do for the sweeper thread, which skips it if the session has ended by then. Finalizers use this."""
     _finalized.put((do, store))
 
 
 
 class _Sweeper:
-    """The thread that drops what has lingered, and does what finalizers leave to it."""
+    """The thread that drops lingering objects and runs the functions queued by finalizers."""
 
     def __init__(self) -> None:
         self._pid = 0
@@ -591,7 +595,7 @@ class _Sweeper:
                 try:
                     item[0]()
                 except Exception:
-                    pass  # the other side is gone, or the session ends
+                    pass  # the peer is gone or the session is ending
             item = None
             left = state.store.sweep() if state is not None and state.store is not None else None
 
@@ -600,13 +604,13 @@ _sweeper = _Sweeper()
 
 
 def when_fetched(future: Any, do: Callable[[Any], None]) -> None:
-    """Calls do(future) when a call is over and its large answers, which stay with their worker until they are asked for, are here: from the
-    thread that reads completions, which must not wait for them."""
+    """Calls do(future) once the call is over and its large answers, which stay with their worker until requested, are local. The thread
+    that reads completions makes the call, so it must not wait for them itself."""
     future._when_fetched(do)
 
 
 def set_results(entries: list[Entry], kind: int, answer: list[Any], future: Any) -> None:
-    """Gives the objects of a call the values of its answer."""
+    """Sets the entries of a call's results from its answer."""
     if kind == SEVERAL:
         for entry, frame in zip(entries, answer, strict=False):
             entry.set(VALUE, frame)
@@ -615,11 +619,11 @@ def set_results(entries: list[Entry], kind: int, answer: list[Any], future: Any)
 
 
 class Peer:
-    """Another process of the session, by its name."""
+    """Another process of the session, addressed by name."""
 
     def __init__(self, name: str, caller: str = "") -> None:
         self.name = name
-        self._caller = caller  # of the control service: the process that asks, whose calls keep their order
+        self._caller = caller  # for a peer that is the control service: the calling process, whose calls are kept in order
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._handle: Any = None
@@ -628,7 +632,7 @@ class Peer:
         self._waiting: list[Callable[[Any, BaseException | None], None]] = []
 
     def with_handle(self, do: Callable[[Any, BaseException | None], None]) -> None:
-        """Calls do(handle, None) or do(None, error), now or when it is known; in the order of the calls."""
+        """Calls do(handle, None) or do(None, error), at once or when the peer is resolved, in the order of the calls to this method."""
         with self._lock:
             if self._handle is None and self._error is None:
                 self._waiting.append(do)
@@ -681,7 +685,7 @@ class Peer:
         return ("ask", (self._caller, next(self._numbers), method, *args)) if self._caller else (method, args)
 
     def notify(self, method: str, *args: Any) -> None:
-        """Calls a method and does not wait; a peer that is gone is no error."""
+        """Calls a method without waiting for the answer; a dead peer is not an error."""
         method, args = self._ordered(method, args)
 
         def send(handle: Any, error: BaseException | None) -> None:
@@ -695,7 +699,7 @@ class Peer:
         self.with_handle(send)
 
     def ask(self, method: str, args: tuple[Any, ...], done: Callable[[Any, BaseException | None], None]) -> None:
-        """Calls a method; done(value, None) or done(None, error), from any thread."""
+        """Calls a method; done(value, None) or done(None, error) follows on any thread."""
         method, args = self._ordered(method, args)
 
         def send(handle: Any, error: BaseException | None) -> None:
@@ -739,7 +743,7 @@ def forget_peers() -> None:
 
 
 def start_fetch(entry: Entry, again: bool = False) -> None:
-    """Begins to fetch an object of another process; once. again: the worker that had it has ended."""
+    """Starts to fetch an object from its owner, unless a fetch is already running. again: the worker that held the value has died."""
     if entry._done or entry.fetching or entry.call is not None:
         return
     state = _state.current()
@@ -763,7 +767,7 @@ def ref_of_wire(wire: list[Any]) -> ObjectRef:
 
 
 def _put_frame(frame: list[Any]) -> Any:
-    """A reference of Troupe to a frame, which is copied."""
+    """Stores a copy of a frame in the core and returns a Troupe reference to it."""
     from .. import _codec, _reference
     from .._session import current
 
@@ -773,7 +777,7 @@ def _put_frame(frame: list[Any]) -> Any:
 
 
 class Promise:
-    """A reference whose value this process sets later."""
+    """An object reference whose value this process sets later."""
 
     def __init__(self) -> None:
         self._entry = _state.require().store.new()
@@ -786,11 +790,11 @@ class Promise:
         self._entry.set_error(error)
 
 
-# The public functions.
+# Public functions.
 
 
 def put(value: Any, *, _owner: Any = None, _tensor_transport: Any = None) -> ObjectRef:
-    """Stores a value; a reference to it."""
+    """Stores a value and returns a reference to it."""
     from ._options import refuse
 
     if _tensor_transport is not None and _tensor_transport != "object_store":
@@ -819,7 +823,7 @@ def _refs(refs: Any, what: str) -> list[ObjectRef]:
 
 
 def get(refs: Any, *, timeout: float | None = None, _use_object_store: bool = False) -> Any:
-    """The value of a reference, or of each of a list; waits for what is not there. GetTimeoutError after the timeout."""
+    """Returns the value of a reference, or of each reference in a list, waiting as needed. Raises GetTimeoutError after the timeout."""
     state = _state.require()
     if isinstance(refs, ObjectRef):
         entry = refs._entry
@@ -854,7 +858,7 @@ def _get_all(state: Any, refs: Sequence[ObjectRef], timeout: float | None) -> li
 
 
 def _await_entries(state: Any, entries: list[Entry], timeout: float | None) -> None:
-    """Waits until all are done, or the first of them in order that is done failed."""
+    """Waits for the entries in order, until all are done or one has failed."""
     core = _core.get()
     deadline = None if timeout is None else time.monotonic() + timeout
     if _context.current.get() is None:
@@ -875,7 +879,7 @@ def _wait_for(core: _core.Core, entries: list[Entry], deadline: float | None, ti
 def wait(
     refs: Any, *, num_returns: int = 1, timeout: float | None = None, fetch_local: bool = True
 ) -> tuple[list[ObjectRef], list[ObjectRef]]:
-    """(ready, others): at most num_returns that are ready, both in the order of the list."""
+    """Returns (ready, others), both in the order of the list; ready has at most num_returns references."""
     state = _state.require()
     if isinstance(refs, ObjectRef):
         raise TypeError("wait() expected a list of ray.ObjectRef or ObjectRefGenerator, got a single ray.ObjectRef")
@@ -907,7 +911,7 @@ def wait(
 
 
 class _Count:
-    """Is over when enough entries are."""
+    """Becomes done when count of the entries are done."""
 
     def __init__(self, entries: list[Entry], count: int) -> None:
         self._done = False
@@ -917,7 +921,7 @@ class _Count:
         self._notices = [entry.on_done(self._one) for entry in entries]
 
     def close(self) -> None:
-        """The entries are no longer waited for."""
+        """Stops waiting for the entries."""
         for notice in self._notices:
             notice.withdraw()
         self._notices = []
@@ -943,7 +947,7 @@ def _await_some(state: Any, entries: list[Entry], count: int, deadline: float | 
 
 
 def cancel(ref: Any, *, force: bool = False, recursive: bool = True) -> None:
-    """Asks for a task or a call to be cancelled; one that is over is left alone. recursive: what it called too."""
+    """Cancels a task or actor call; has no effect on one that is over. recursive: also cancels the calls it made."""
     state = _state.require()
     if not isinstance(ref, ObjectRef):
         raise TypeError(f"ray.cancel() only supported for object refs. For compiled graphs, got: {type(ref)}")

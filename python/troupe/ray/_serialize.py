@@ -1,7 +1,7 @@
-"""Values as frames: a pickle with its large buffers beside it, and the references and handles that are inside.
+"""Values as frames: a pickle, its large buffers out of band, and the references and handles it contains.
 
-A frame is a list [pickle, buffers, references, handles], made of what msgpack and Troupe's arrays can say. The receiver of a
-frame takes hold of its references and handles at once, before it unpickles anything.
+A frame is a list [pickle, buffers, references, handles] that msgpack with Troupe's array types can encode. A receiver registers the
+references and handles of a frame on arrival, before it unpickles anything.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import cloudpickle
 
 from .._codec import Tensor
 
-_OUT_OF_BAND = 4096  # bytes of a buffer that travels beside the pickle
+_OUT_OF_BAND = 4096  # buffers of at least this many bytes are sent outside the pickle
 
 _local = threading.local()
 
 
 class Contents:
-    """What a value holds: references to objects, and handles of actors."""
+    """The object references and actor handles inside a value."""
 
     __slots__ = ("handles", "refs")
 
@@ -29,27 +29,27 @@ class Contents:
         self.handles: list[Any] = []
 
 
-NONE: list[Any] = []  # in the place of a list that nothing is added to: most calls have several, and each costs the garbage collector time
-EMPTY = Contents()  # of a value without references and handles
+NONE: list[Any] = []  # shared empty list, never modified: most calls need several, and each new list costs garbage collector time
+EMPTY = Contents()  # shared contents of values without references and handles
 PLAIN = frozenset((type(None), bool, int, float, str, bytes))
 
 
 def note_ref(ref: Any) -> None:
-    """Called when a reference is pickled."""
+    """Records a reference that is being pickled."""
     contents = getattr(_local, "contents", None)
     if contents is not None:
         contents.refs.append(ref)
 
 
 def note_handle(handle: Any) -> None:
-    """Called when a handle is pickled."""
+    """Records a handle that is being pickled."""
     contents = getattr(_local, "contents", None)
     if contents is not None:
         contents.handles.append(handle)
 
 
 def dumps(value: Any) -> tuple[list[Any], Contents]:
-    """The frame of a value, and what it holds: its sender keeps that alive until the receiver has it."""
+    """Returns the frame of a value and its contents. The sender keeps the contents alive until the receiver has registered them."""
     if type(value) in PLAIN:
         return [pickle.dumps(value, protocol=5), NONE, NONE, NONE], EMPTY
     buffers: list[Any] = []
@@ -65,7 +65,7 @@ def dumps(value: Any) -> tuple[list[Any], Contents]:
 
 
 def dumps_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Contents]:
-    """The frame of the arguments of a call."""
+    """Returns the frame of a call's arguments."""
     if not kwargs:
         for value in args:
             if type(value) not in PLAIN:
@@ -86,7 +86,7 @@ def _pickled(value: Any, buffers: list[Any]) -> bytes:
 
 
 def loads(frame: list[Any]) -> Any:
-    """The value of a frame: a fresh one each time; its large arrays are read-only views of the frame."""
+    """Unpickles a new copy of the value. Its large arrays are read-only views of the frame."""
     if not frame[1]:
         return pickle.loads(frame[0])
     return pickle.loads(frame[0], buffers=[_read_only(b) for b in frame[1]])
@@ -99,17 +99,17 @@ def _read_only(buffer: Any) -> Any:
 
 
 def size(frame: list[Any]) -> int:
-    """About how many bytes a frame takes."""
+    """Returns the approximate size of a frame in bytes."""
     return len(frame[0]) + sum(len(_read_only(b)) for b in frame[1])
 
 
 def copy_buffers(frame: list[Any]) -> None:
-    """Makes the buffers of a frame its own: their maker may write to them."""
+    """Replaces the frame's buffers by copies, since the code that created them may write to them."""
     frame[1] = [Tensor("uint8", (len(data),), data) for data in (bytes(_read_only(b)) for b in frame[1])]
 
 
 def held(frame: list[Any]) -> list[Any]:
-    """The references and handles of a frame, as objects of this process: while they live, so do the things they name."""
+    """Returns the references and handles of a frame as objects of this process. They keep the referenced objects and actors alive."""
     if not frame[2] and not frame[3]:
         return []
     from . import _objects, actor

@@ -1,7 +1,7 @@
-"""What this process is in Ray's terms: the current session, and the way to the control service.
+"""The current session of this process, and access to the control service.
 
-Every module of the package asks here: `require()` gives the State and starts a local session where there is none (Ray's implicit
-init), `current()` gives it or None, `control_call` asks the control service and waits, `control_async` gives a future.
+All modules of the package use it. `require()` returns the State and starts a local session if there is none (Ray's implicit init),
+`current()` returns the State or None, `control_call` calls the control service and waits, and `control_async` returns a future.
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ from typing import Any
 
 from . import _context
 
-DRIVER_MODE, WORKER_MODE = 0, 1  # as ray.SCRIPT_MODE and ray.WORKER_MODE
+DRIVER_MODE, WORKER_MODE = 0, 1  # the values of ray.SCRIPT_MODE and ray.WORKER_MODE
 
 
 class State:
-    """One connection to a cluster, of a driver or of a worker process."""
+    """A driver's or worker's connection to a cluster."""
 
     def __init__(self, *, mode: int, job_id: str, namespace: str, node_id: str, address: str, control: Any, process: str) -> None:
         self.mode = mode
         self.job_id = job_id  # 8 hex digits
         self.namespace = namespace
         self.node_id = node_id
-        self.address = address  # HOST:PORT of the head, what init(address=…) takes
-        self.control = control  # the handle of the control service
-        self.process = process  # the name under which other processes reach this one
+        self.address = address  # HOST:PORT of the head, as accepted by init(address=…)
+        self.control = control  # the _objects.Peer of the control service
+        self.process = process  # the name by which other processes reach this one
         self.node_ip = "127.0.0.1"
-        self.actor_id = ""  # of an actor's process
+        self.actor_id = ""  # set in an actor's process
         self.actor_name = ""
-        self.restarted = 0  # how often the actor was restarted
+        self.restarted = 0  # number of times the actor has been restarted
         self.worker_id = ""
-        self.placement_group: Any = None  # the group of this worker whose children are captured, in wire form
-        self.runtime_env: dict[str, Any] = {}  # of the job, merged with the actor's own
-        self.accelerators: dict[str, list[str]] = {}  # by resource name, the ids given to this process
-        self.assigned: dict[str, float] = {}  # resources of this actor or task
+        self.placement_group: Any = None  # the placement group that captures this worker's child tasks, in wire form
+        self.runtime_env: dict[str, Any] = {}  # the job's environment, merged with the actor's
+        self.accelerators: dict[str, list[str]] = {}  # ids assigned to this process, by resource name
+        self.assigned: dict[str, float] = {}  # resources assigned to this actor or task
         self.pid = os.getpid()
         self.store: Any = None  # _objects.Store
         self.actor_namespace = ""
-        self.announced = ""  # of a driver that started the session: the file that others find it by
-        self.served: Any = None  # of a driver: the objects that it serves
-        self.host: Any = None  # of a worker: _host.RayHost
+        self.announced = ""  # in the driver that started the session: the file through which other drivers find it
+        self.served: Any = None  # in a driver: the objects it serves
+        self.host: Any = None  # in a worker: the _host.RayHost
 
     @contextlib.contextmanager
     def blocked(self) -> Iterator[None]:
-        """While the body waits, the CPUs of a task are free for others."""
+        """Returns the CPUs of the current task to the cluster while the body waits."""
         task = _context.current.get()
         if task is None or not task.lease or threading.current_thread() is not threading.main_thread():
             yield
@@ -69,7 +69,7 @@ def current() -> State | None:
 
 
 def require() -> State:
-    """The state of this process; a process without one becomes a driver of a local session."""
+    """Returns the state of this process, which becomes the driver of a local session if it has none."""
     state = current()
     if state is None:
         from . import _session
@@ -84,7 +84,7 @@ def set_current(state: State | None) -> None:
 
 
 class Reply:
-    """What the control service was asked for: waited for by threads and event loops as anything of Troupe is."""
+    """The future of a request to the control service. Threads and event loops wait for it as for any other Troupe awaitable."""
 
     def __init__(self) -> None:
         self._done = False
@@ -99,7 +99,7 @@ class Reply:
             wake()
 
     def get(self) -> Any:
-        """The value of one that is done."""
+        """Returns the value of a finished reply, or raises its error."""
         if self._error is not None:
             raise self._error
         return self._value
@@ -112,7 +112,7 @@ class Reply:
         return self.get()
 
     def add_done_callback(self, do: Callable[[Reply], None]) -> None:
-        """Calls do(self) once, from any thread; it must not block."""
+        """Calls do(self) once, from any thread; do must not block."""
 
         def call() -> None:
             if call in self._waiters:
@@ -135,12 +135,12 @@ class Reply:
 
 
 def control_async(method: str, *args: Any) -> Reply:
-    """Asks the control service. Arguments and results are plain values: numbers, texts, bytes, lists, dicts."""
+    """Calls the control service. Arguments and results are plain values: numbers, strings, bytes, lists, dicts."""
     reply = Reply()
     require().control.ask(method, args, reply._finish)
     return reply
 
 
 def control_call(method: str, *args: Any, timeout: float | None = None) -> Any:
-    """Asks the control service and waits."""
+    """Calls the control service and waits for the result."""
     return control_async(method, *args).result(timeout)

@@ -1,4 +1,4 @@
-"""Decorated classes and the handles of actors."""
+"""Actor classes and actor handles."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _BUILTIN = ("__init__", "__ray_ready__", "__ray_call__", "__ray_terminate__")
 
 
 class ActorClassInheritanceException(TypeError):
-    """A decorated class was subclassed."""
+    """Raised when code subclasses a decorated class."""
 
 
 def method(*args: Any, **kwargs: Any) -> Any:
-    """Settings of a method: @ray.method(num_returns=2, concurrency_group="io")."""
+    """Returns a decorator that sets options of a method: @ray.method(num_returns=2, concurrency_group="io")."""
     if args or not kwargs:
         raise ValueError("The @ray.method decorator must be applied using at least one of the arguments 'num_returns', 'concurrency_group', …")
     _options.check_method(kwargs)
@@ -49,8 +49,8 @@ def method(*args: Any, **kwargs: Any) -> Any:
 
 
 class Metadata:
-    """__ray_metadata__ of a decorated class. What it says of the methods is found when it is asked for: a class that refers to itself is
-    decorated before it is whole, where it comes from a pickle."""
+    """The __ray_metadata__ of a decorated class. Method information is computed on first use, because unpickling a class that refers to
+    itself decorates it before the class is complete."""
 
     def __init__(self, cls: type) -> None:
         self.modified_class = cls
@@ -60,7 +60,7 @@ class Metadata:
 
     @functools.cached_property
     def methods(self) -> dict[str, tuple[Any, ...]]:
-        """By name: the number of results, concurrency group, retries (None: the actor's), exceptions to retry."""
+        """Returns, by method name: number of results, concurrency group, retries (None: the actor's default), exceptions to retry."""
         return {
             name: (
                 1 if (n := getattr(function, "__ray_num_returns__", None)) is None else n, getattr(function, "__ray_concurrency_group__", None) or "",
@@ -97,7 +97,7 @@ def _methods(cls: type) -> dict[str, Any]:
 
 
 class ActorClass:
-    """A class whose .remote(…) makes an actor. What it has not itself, it has of the class."""
+    """A decorated class; .remote(…) creates an actor. Attribute lookups fall through to the original class."""
 
     __ray_metadata__: Metadata
     _default_options: dict[str, Any]
@@ -130,7 +130,7 @@ class ActorClass:
         return _actor_class_again, (self.__ray_metadata__.modified_class, self._default_options)
 
     def remote(self, *args: Any, **kwargs: Any) -> ActorHandle:
-        """Makes an actor; its handle is there at once."""
+        """Creates an actor and returns its handle without waiting for the actor to start."""
         return _create(self.__ray_metadata__, args, kwargs, self._default_options)
 
     def _remote(self, args: Any = None, kwargs: Any = None, **options: Any) -> ActorHandle:
@@ -138,7 +138,7 @@ class ActorClass:
         return _create(self.__ray_metadata__, tuple(args or ()), kwargs or {}, _with(self._default_options, options))
 
     def options(self, **options: Any) -> ActorOptions:
-        """The class with other options."""
+        """Returns this class with some options overridden."""
         _options.check_actor(options)
         return ActorOptions(self.__ray_metadata__, _with(self._default_options, options))
 
@@ -160,7 +160,7 @@ def _with(default: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
 
 
 class ActorOptions:
-    """What ActorClass.options gives."""
+    """The result of ActorClass.options."""
 
     def __init__(self, metadata: Metadata, options: dict[str, Any]) -> None:
         self._metadata, self._options = metadata, options
@@ -177,7 +177,7 @@ class ActorOptions:
 
 
 def make_actor(cls: type, options: dict[str, Any]) -> ActorClass:
-    """Decorates a class."""
+    """Turns a class into an actor class."""
     _options.check_actor(options)
     if isinstance(cls, ActorClass):
         raise TypeError("The class is decorated already.")
@@ -198,8 +198,8 @@ def _actor_class_again(cls: type, options: dict[str, Any]) -> ActorClass:
 
 
 def split_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], copy: bool = True) -> tuple[list[Any], Any, list[ObjectRef]]:
-    """Arguments as a frame with slots for references, what the frame holds, and the references. Without copy the frame is valid only
-    until the caller may change its arrays: until the call returns."""
+    """Returns the arguments as a frame with a slot for each reference, the frame's contents, and the references. Without copy, the frame
+    refers to the caller's arrays and is valid only until the caller may change them, that is, until the remote call returns."""
     refs: list[ObjectRef] = NONE
     for value in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(value, ObjectRef):
@@ -213,7 +213,7 @@ def split_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], copy: bool = 
 
 
 def _with_slots(args: tuple[Any, ...], kwargs: dict[str, Any], refs: list[ObjectRef]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with a slot for each reference, which is added to refs."""
+    """Replaces each reference by a slot and appends it to refs."""
 
     def slot(value: Any) -> Any:
         if not isinstance(value, ObjectRef):
@@ -225,7 +225,7 @@ def _with_slots(args: tuple[Any, ...], kwargs: dict[str, Any], refs: list[Object
 
 
 def dependencies(refs: list[ObjectRef]) -> list[Any]:
-    """References as a call carries them: with the value where it is known here."""
+    """Returns the references as a call carries them, each with its value if this process has it."""
     return [_dependency(r) for r in refs]
 
 
@@ -248,7 +248,7 @@ def check_arguments(signature: Any, title: str, args: tuple[Any, ...], kwargs: d
 
 
 def _kind(metadata: Metadata, options: dict[str, Any]) -> tuple[str, dict[str, int]]:
-    """How the actor's methods run, and the limits of its concurrency groups; the group "" is the default one."""
+    """Returns the actor's execution kind ("sync", "threaded", "async") and the limits of its concurrency groups; "" is the default group."""
     limit = options.get("max_concurrency")
     given = options.get("concurrency_groups") or {}
     if isinstance(given, list):
@@ -284,7 +284,7 @@ def _create(metadata: Metadata, args: tuple[Any, ...], kwargs: dict[str, Any], o
     task = _context.current.get()
     parent = (task.placement if task is not None and task.placement else state.placement_group)
     strategy = _options.strategy(options, parent)
-    _options.check_fits(strategy, _options.demand(options, 1.0), metadata.modified_class.__qualname__)  # placing an actor takes a CPU unless it says how many
+    _options.check_fits(strategy, _options.demand(options, 1.0), metadata.modified_class.__qualname__)  # scheduling an actor needs one CPU by default
     actor_id = os.urandom(12).hex() + state.job_id
     info = HandleInfo(actor_id, metadata.class_name, dict(metadata.methods), sorted(groups), metadata.modified_class.__module__, options.get("max_task_retries") or 0)
     env = _options.merged(state.runtime_env, _options.environment(options.get("runtime_env")))
@@ -319,7 +319,7 @@ def _create(metadata: Metadata, args: tuple[Any, ...], kwargs: dict[str, Any], o
 
 
 def _stillborn(client: Client, info: HandleInfo, why: str) -> ActorHandle:
-    """An actor that cannot be made: said on standard error, and by its calls."""
+    """Returns the handle of an actor that cannot be created. The reason is written to standard error, and every call fails with it."""
     _forming.give_up()
     sys.stderr.write(f"ray: the actor {info.class_name} died: {why}\n")
     client._asked = True
@@ -328,13 +328,13 @@ def _stillborn(client: Client, info: HandleInfo, why: str) -> ActorHandle:
 
 
 class HandleInfo:
-    """What a handle knows of its actor."""
+    """The description of an actor that its handles carry."""
 
     __slots__ = ("actor_id", "class_name", "groups", "methods", "module", "retries")
 
     def __init__(self, actor_id: str, class_name: str, methods: dict[str, Any], groups: list[str], module: str, retries: int) -> None:
         self.actor_id, self.class_name, self.methods, self.groups, self.module = actor_id, class_name, methods, groups, module
-        self.retries = retries  # of a call whose method says nothing; -1: as often as needed
+        self.retries = retries  # retries of a call whose method sets none; -1: unlimited
 
     def to_wire(self) -> list[Any]:
         return [self.actor_id, self.class_name, {k: list(v) for k, v in self.methods.items()}, self.groups, self.module, self.retries]
@@ -345,7 +345,8 @@ class HandleInfo:
 
 
 class Hold:
-    """This process's hold of an actor: all strong handles here share it, and calls under way."""
+    """A reference of this process to an actor, shared by all its strong handles and pending calls in this process. The control service
+    counts it."""
 
     def __init__(self, actor_id: str, state: Any, counted: bool) -> None:
         self.actor_id = actor_id
@@ -371,7 +372,7 @@ def hold_of(actor_id: str) -> Hold:
 
 
 def forget_all() -> None:
-    """The session has ended."""
+    """Drops all state of an ended session."""
     with _lock:
         _clients.clear()
         _holds.clear()
@@ -387,7 +388,7 @@ def handle_of_wire(wire: list[Any]) -> ActorHandle:
 
 
 class ActorMethod:
-    """A method of an actor: .remote(…) calls it."""
+    """A method of an actor handle; .remote(…) calls it."""
 
     __slots__ = ("_handle", "_name", "_options")
 
@@ -424,7 +425,7 @@ class ActorMethod:
 
 
 class ActorHandle:
-    """The handle of an actor: handle.method.remote(…) calls it. A weak one does not keep the actor alive."""
+    """A handle of an actor; handle.method.remote(…) calls a method. A weak handle does not keep the actor alive."""
 
     def __init__(self, info: HandleInfo, hold: Hold | None) -> None:
         self.__dict__["_info"] = info
@@ -479,14 +480,14 @@ class ActorHandle:
 
 
 class Answer(Future):
-    """The future of a call to an actor. A short answer goes to the call at once."""
+    """The future of an actor call. A short answer is delivered straight to the call, without setting up the full Future."""
 
     def __init__(self, call: Pending, *fields: Any) -> None:
-        self.call: Any = call  # None: it has its answer
-        self._fields: tuple[Any, ...] | None = fields  # until it is a whole future
+        self.call: Any = call  # None once the answer has been delivered
+        self._fields: tuple[Any, ...] | None = fields  # arguments of Future.__init__; None once it has run
 
     def _complete(self) -> None:
-        """Makes it a whole future, for an answer that is not short."""
+        """Initializes the base Future, for an answer that is not short."""
         fields, self._fields = self._fields, None
         if fields is not None:
             super().__init__(*fields)
@@ -501,10 +502,10 @@ class Answer(Future):
             try:
                 value = self._fields[3].decode(body)
             except Exception:
-                pass  # raised again below, where errors are handled
+                pass  # decoded again below, where errors are handled
             else:
                 call.client._take(call, *value, self)
-                self.call, self._done, self._pins = None, True, None  # last: after an interrupt the answer is handed on again
+                self.call, self._done, self._pins = None, True, None  # assigned last, so that an interrupted delivery is repeated
                 return
         self._complete()
         super().deliver(kind, flags, rank, body)
@@ -514,7 +515,7 @@ class Answer(Future):
         call = self.call
         if call is None:
             return
-        if self._kept:  # a large answer, which is to be fetched
+        if self._kept:  # a large answer must be fetched first
             _objects.when_fetched(self, call.answered)
         else:
             call.answered(self)
@@ -522,17 +523,17 @@ class Answer(Future):
 
 
 class Pending:
-    """A call that has not been sent, or not been answered."""
+    """An actor call that has not been sent, or has not been answered."""
 
-    # What most calls have is the class's, because making one is a part of every call.
+    # Common defaults are class attributes because every call pays for creating an instance.
     sent = False
     owns_arguments = False
     name = ""
-    number = 0  # among the calls of this process to the actor
-    role = ""  # of the process that it was sent to
-    retries = 0  # that are left
-    patient = False  # waits for the end of a restart
-    retried: Any = None  # exceptions that are retried
+    number = 0  # sequence number among the calls of this process to the actor
+    role = ""  # role of the process that the call was sent to
+    retries = 0  # retries left
+    patient = False  # whether the call waits for a restart to finish instead of failing
+    retried: Any = None  # the exceptions that are retried
 
     def __init__(
         self, client: Client, id: str, method: str, group: str, returns: int, frame: list[Any], contents: Any, refs: list[ObjectRef], entries: list[Entry], hold: Any
@@ -542,21 +543,21 @@ class Pending:
         )  # fmt: skip
 
     def answer(self, *fields: Any) -> Answer:
-        """A future that receives the answer; the arguments are those of Future."""
+        """Creates the future that receives the answer; the arguments are those of Future."""
         return Answer(self, *fields)
 
     def own_arguments(self) -> None:
-        """Copies the arrays of the arguments, which the caller may change from now on. Once is enough."""
+        """Copies the arrays in the arguments, which the caller may change from now on. Repeated calls have no effect."""
         if not self.owns_arguments and self.frame[1]:
             _serialize.copy_buffers(self.frame)
         self.owns_arguments = True
 
     def answered(self, future: Any) -> None:
-        """The call has been answered: called by the reader of completions, or by the thread that sent it."""
+        """Handles the answer. Called by the thread that reads completions or by the one that sent the call."""
         self.client._answered(self, future)
 
     def await_answer(self, future: Any) -> None:
-        """The call has been sent as a part of another, and this is its future."""
+        """Attaches the future of a call that was sent as part of a group call."""
         self.sent = True
         _objects.when_fetched(future, self.answered)
 
@@ -564,7 +565,7 @@ class Pending:
         self.client.cancel(self, force, recursive)
 
     def waits_for(self, process: str) -> Entry | None:
-        """A dependency of this process that is not there yet."""
+        """Returns a dependency owned by this process that is not done yet."""
         for ref in self.refs:
             entry: Entry = ref._entry
             if not entry._done and entry.owner == process:
@@ -581,27 +582,27 @@ class Pending:
 
 
 class Client:
-    """The calls of this process to one actor: sent in order, each when its dependencies are there."""
+    """The calls of this process to one actor. They are sent in order, each once its dependencies are done."""
 
     def __init__(self, actor_id: str) -> None:
         self.actor_id = actor_id
         self.signatures: dict[str, Any] = {}
-        self._arity: dict[str, tuple[int, int]] = {}  # by method, how many positional arguments suffice and fit, without others
-        self.creating: Any = None  # what the constructor's arguments hold, until the actor is up
+        self._arity: dict[str, tuple[int, int]] = {}  # accepted numbers of positional arguments (min, max) when no keywords are given, by method
+        self.creating: Any = None  # keeps the constructor's arguments alive until the actor has started
         self._lock = threading.RLock()
-        self._queues: dict[str, deque[Pending]] = {}  # by concurrency group
-        self._handle: Any = None  # of Troupe
+        self._queues: dict[str, deque[Pending]] = {}  # calls to send, by concurrency group
+        self._handle: Any = None  # the Troupe handle of the actor's worker
         self._dead: list[Any] | None = None
         self._asked = False
-        self._numbers: dict[str, int] = {}  # by concurrency group, calls that were sent
+        self._numbers: dict[str, int] = {}  # calls sent so far, by concurrency group
         self._submitted = 0
-        self._role = ""  # of the actor's process
+        self._role = ""  # role of the actor's current process
         self._restarting = False
         self._pumping = False
         self._again = False
 
     def resolve(self) -> None:
-        """Asks where the actor is; once."""
+        """Asks the control service for the actor's process, unless it has already been asked."""
         with self._lock:
             if self._asked:
                 return
@@ -609,7 +610,7 @@ class Client:
         _state.require().control.ask("actor_info", (self.actor_id,), self._resolved)
 
     def created(self, _: Any, error: BaseException | None) -> None:
-        """The request to create the actor has been answered."""
+        """Handles the answer to the request to create the actor."""
         if error is not None:
             self._died(_objects._dump_error(exceptions.ActorDiedError(f"The actor could not be created: {error}", None, self.actor_id)), None)
 
@@ -642,7 +643,7 @@ class Client:
         self.pump()
 
     def _process_ended(self, role: str, found: Any, error: BaseException | None) -> None:
-        """The actor's process is gone: the actor is dead, or will be reached again after its restart."""
+        """Handles the end of the actor's process: marks the actor dead, or resolves it again after its restart."""
         if error is None and found.get("restarts"):
             with self._lock:
                 if self._role != role:
@@ -655,7 +656,7 @@ class Client:
             self._died(found and found["dead"], error)
 
     def killed(self, cause: list[Any]) -> None:
-        """This process has killed the actor: later calls fail, those under way with their process."""
+        """Records that this process killed the actor. Later calls fail at once; pending calls fail when the actor's process ends."""
         with self._lock:
             self._asked, self._dead = True, cause
         self.pump()
@@ -666,7 +667,7 @@ class Client:
         self.pump()
 
     def check(self, title: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Refuses arguments that the method does not take, where its signature is known."""
+        """Raises TypeError for arguments that do not match the method's signature, if the signature is known."""
         if not self.signatures:
             return
         arity = self._arity.get(name)
@@ -676,7 +677,8 @@ class Client:
             check_arguments(self.signatures.get(name), f"{title}.{name}", args, kwargs)
 
     def submit(self, call: Pending) -> None:
-        """Sends a call before it returns if nothing is in its way; otherwise the call is sent later, with arguments of its own."""
+        """Sends a call before returning, if no other call is ahead of it and the actor is reachable. Otherwise copies its arguments and
+        queues it."""
         if call.retries:
             call.own_arguments()
         with self._lock:
@@ -699,7 +701,8 @@ class Client:
             self.end_turn()
 
     def take_turn(self) -> bool:
-        """True: a call may be sent now, and no other is until end_turn. False: others are before it, or the actor is not reached yet."""
+        """Returns whether a call may be sent now; if so, no other call is sent until end_turn. Returns False if other calls are queued or
+        the actor is not reachable yet."""
         with self._lock:
             if self._handle is None or self._dead is not None or self._pumping or any(self._queues.values()):
                 return False
@@ -714,19 +717,19 @@ class Client:
             self.pump()
 
     def worker_for(self, call: Pending) -> Any:
-        """The worker that a call is sent to; None: the actor's process has just ended."""
+        """Returns the worker to send a call to, or None if the actor's process has just ended."""
         with self._lock:
             call.role = self._role
             return self._handle
 
     def next_number(self, group: str) -> int:
-        """The number of the next call of a concurrency group."""
+        """Returns the sequence number of the next call in a concurrency group."""
         number = self._numbers.get(group, 0)
         self._numbers[group] = number + 1
         return number
 
     def pump(self) -> None:
-        """Sends what can be sent, in order. One thread does it at a time."""
+        """Sends the queued calls that can be sent, in order. Only one thread does so at a time."""
         with self._lock:
             if self._pumping:
                 self._again = True
@@ -749,7 +752,7 @@ class Client:
                 pass
 
     def _send_first(self, queue: deque[Pending]) -> bool:
-        """Sends the first call of a concurrency group; False: it has to wait, and those behind it."""
+        """Sends or fails the first call in the queue of a concurrency group. Returns False if that call, and those behind it, must wait."""
         call = queue[0]
         if self._dead is not None:
             queue.popleft()
@@ -814,7 +817,7 @@ class Client:
         self._take(call, kind, answer, future)
 
     def _take(self, call: Pending, kind: int, answer: list[Any], future: Any) -> None:
-        """Gives the objects of a call its answer."""
+        """Completes the objects of a call with its answer, or retries the call."""
         if kind == ERROR:
             if call.retries and _options.is_retried(answer, call.retried):
                 self._retry(call)
@@ -829,7 +832,7 @@ class Client:
         call.contents, call.refs, call.hold = None, NONE, None
 
     def _retry(self, call: Pending) -> None:
-        """Puts a call back in its queue, where its number belongs."""
+        """Requeues a call at the position of its sequence number."""
         call.retries -= 1 if call.retries > 0 else 0
         with self._lock:
             self._put_back(call)
@@ -840,7 +843,8 @@ class Client:
         queue.insert(next((i for i, other in enumerate(queue) if other.number > call.number), len(queue)), call)
 
     def _lost(self, call: Pending, err: _errors.Error) -> None:
-        """The call has failed without an answer: the actor is dead or restarts, or will be known to in a moment."""
+        """Handles a call that failed without an answer. The control service says whether the actor is dead or restarting; the call fails or
+        is retried accordingly."""
         state = _state.current()
         if state is None:
             call.fail_with(exceptions.ActorDiedError(f"The session has ended: {err}", None, self.actor_id))
@@ -938,7 +942,8 @@ def call_actor(handle: ActorHandle, name: str, args: tuple[Any, ...], kwargs: di
 
 
 def _arity(signature: Any) -> tuple[int, int]:
-    """How many positional arguments a method needs and takes, if no other is given; (1, 0) if only the signature can say."""
+    """Returns how many positional arguments a method requires and accepts when no keywords are given; (1, 0) if every call must be checked
+    against the signature."""
     least = most = 0
     for parameter in signature.parameters.values() if signature is not None else ():
         if parameter.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD):
@@ -955,7 +960,7 @@ def _arity(signature: Any) -> tuple[int, int]:
 
 
 def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
-    """A weak handle of the actor of that name."""
+    """Returns a weak handle of a named actor."""
     state = _state.require()
     if not name:
         raise ValueError("Please supply a non-empty value to get_actor")
@@ -971,7 +976,7 @@ def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
 
 
 def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
-    """Ends an actor at once; one that is dead is left alone."""
+    """Kills an actor immediately; has no effect on a dead one."""
     _state.require()
     if not isinstance(actor, ActorHandle):
         raise ValueError(f"ray.kill() only supported for actors. For tasks, try ray.cancel(). Got: {type(actor)}.")
@@ -981,7 +986,7 @@ def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
 
 
 def exit_actor() -> None:
-    """Ends the actor that calls it."""
+    """Ends the calling actor."""
     state = _state.current()
     if state is None or not state.actor_id:
         raise TypeError("exit_actor API is called on a non-actor worker. Call this API inside an actor methods if you'd like to exit the actor gracefully.")
