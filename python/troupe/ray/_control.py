@@ -1,7 +1,7 @@
-"""The control service: jobs, actors and their names, handles, workers for tasks, and through _placement.py the resources.
+"""The control service: jobs, actors, actor names and handles, task workers, and, through _placement.py, resources.
 
-One object serves a session; its methods run on one event loop, so its state needs no lock. Calls of actors and tasks do not pass
-here: callers ask once where an actor is, or for the lease of a worker, and then call it themselves.
+One instance serves a session. Its methods run on one event loop, so its state needs no lock. Actor calls and tasks do not pass through it:
+callers ask once for an actor's process or for a worker lease, and then call that process directly.
 
     PENDING ──resources──► STARTING ──constructor──► ALIVE ──kill, exit, last handle──► DEAD
        ▲└───────────────────────┴── error, kill ─────┼──────────────────────────────────►
@@ -23,32 +23,32 @@ from . import _groups, _ids, _placement
 
 PENDING, STARTING, ALIVE, RESTARTING, DEAD = "PENDING_CREATION", "DEPENDENCIES_UNREADY", "ALIVE", "RESTARTING", "DEAD"
 
-_IDLE_WORKERS = 1.0  # seconds that a worker for tasks without work is kept beyond the number of CPUs
-_IDLE_LONG = 60.0  # and up to that number
-_EXPECTED = 10.0  # seconds in which the request of a creator comes after a handle of the actor
-_TURN = 10.0  # seconds that a call waits for an earlier one of its caller that does not come
-_DEATH_PATIENCE = 10.0  # seconds in which the end of a process is seen that a caller has lost
-_REFRESH = 0.5  # seconds between two looks at the nodes
-_NODE_PATIENCE = 2.0  # seconds in which the end of a node is seen that could start no process
-_DEAD_KEPT = 10_000  # dead actors that are remembered
+_IDLE_WORKERS = 1.0  # seconds an idle task worker is kept if there are more idle workers than CPUs
+_IDLE_LONG = 60.0  # seconds the other idle task workers are kept
+_EXPECTED = 10.0  # seconds allowed between the arrival of an actor's handle and of the request to create it
+_TURN = 10.0  # seconds a call waits for an earlier call of the same caller that has not arrived
+_DEATH_PATIENCE = 10.0  # seconds allowed for noticing the death of a process that a caller has lost
+_REFRESH = 0.5  # seconds between refreshes of the node list
+_NODE_PATIENCE = 2.0  # seconds allowed for noticing the death of a node that failed to start a process
+_DEAD_KEPT = 10_000  # number of dead actors to remember
 
 class Actor:
     def __init__(self, actor_id: str, spec: dict[str, Any]) -> None:
         self.id = actor_id
-        self.spec = spec  # job, name, namespace, detached, demand, strategy, env, class_name, construct, groups, kind, handle, restarts, group
+        self.spec = spec  # as built by actor._create; the reason of its death is added to it
         self.state = PENDING
-        group = spec.get("group")  # its name and the rank in it
-        self.role = _ids.process_name(*group) if group else f"actor-{actor_id}"  # of the process; a restart has another
+        group = spec.get("group")  # the name of the actor group, and the actor's rank in it
+        self.role = _ids.process_name(*group) if group else f"actor-{actor_id}"  # role of the current process; each restart gets a new one
         self.restarted = 0
-        self.exiting = ""  # why the process ends on purpose, which is no reason to restart it
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # the process of this role
+        self.exiting = ""  # reason of an intentional exit; such an actor is not restarted
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # done when the current process has ended
         self.cluster: Any = None
-        self.cause: list[Any] | None = None  # the frame of the exception that callers get
+        self.cause: list[Any] | None = None  # frame of the exception that callers receive
         self.node_id = ""
         self.pid = 0
         self.started = 0.0
-        self.holders: dict[str, int] = {}  # handles by process
-        self.settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # ALIVE or DEAD
+        self.holders: dict[str, int] = {}  # number of handles, by process
+        self.settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # done when the actor is ALIVE or DEAD
         self.task: asyncio.Task[None] | None = None
         self.kill_reason = ""
 
@@ -62,34 +62,34 @@ class Worker:
         self.cluster: Any = None
         self.idle_since = 0.0
         self.lease = ""
-        self.spent = False  # runs no more tasks
+        self.spent = False  # whether the worker accepts no more tasks
         self.dead = False
 
 
 class Control:
-    """The methods of this class are what other processes ask for."""
+    """The control service. Other processes call its public methods."""
 
     def __init__(self) -> None:
         self._placement = _placement.Placement()
         self._jobs: dict[str, dict[str, Any]] = {}
         self._actors: dict[str, Actor] = {}
-        self._names: dict[tuple[str, str], str] = {}  # (namespace, name): actor id
+        self._names: dict[tuple[str, str], str] = {}  # actor ids, by (namespace, name)
         self._workers: dict[str, Worker] = {}
         self._leases: dict[str, Worker] = {}
         self._leasing: dict[str, asyncio.Task[Any]] = {}
-        self._processes: dict[str, str] = {}  # processes by name, and their job
+        self._processes: dict[str, str] = {}  # job ids, by process name
         self._tasks: set[asyncio.Task[Any]] = set()
         self._reaper: asyncio.Task[None] | None = None
         self._beside = False
         self._declared: dict[str, Any] = {}
         self._address = ""
         self._refresher: asyncio.Task[None] | None = None
-        self._awaited: dict[str, tuple[asyncio.Future[None], dict[str, int]]] = {}  # actors that handles came of before themselves, and who has these
-        self._groups: dict[str, _groups.Group] = {}  # by name, groups that are being formed or were broken up
-        self._turns: dict[str, dict[Any, Any]] = {}  # by caller, the number of its next call, and those that wait for their turn
+        self._awaited: dict[str, tuple[asyncio.Future[None], dict[str, int]]] = {}  # actors whose handles arrived before the request to create them: a future and the handle counts, by id
+        self._groups: dict[str, _groups.Group] = {}  # actor groups being formed or broken up, by name
+        self._turns: dict[str, dict[Any, Any]] = {}  # by caller, the number of its next call and the futures of calls waiting for their turn
 
     async def ask(self, caller: str, number: int, method: str, *args: Any) -> Any:
-        """Calls a method of this object; the calls of one caller begin in the order of their numbers, from 0 on."""
+        """Calls a method of this object. The calls of one caller start in the order of their numbers, which begin at 0."""
         if not self._beside:
             self._stay_beside()
         turns = self._turns.setdefault(caller, {"next": 0})
@@ -104,14 +104,15 @@ class Control:
         return await getattr(self, method)(*args)
 
     def _stay_beside(self) -> None:
-        """The calls of this object wake none of the threads of its process that wait for answers."""
+        """Directs this thread's completions to the side queue, so that they wake no thread of this process that waits for an answer."""
         self._beside = True
         _core.get().stay_beside()
 
     # Jobs.
 
     async def register_job(self, job: dict[str, Any]) -> dict[str, Any]:
-        """A driver begins: its process name, folder, environment, search path; resources it pretends, if it started the session."""
+        """Registers the job of a driver: its process name, directory, environment and search path, and, if the driver started the session,
+        the resources that it declares."""
         job_id = f"{len(self._jobs) + 1:02x}000000"
         self._jobs[job_id] = job
         self._processes[job["process"]] = job_id
@@ -124,7 +125,7 @@ class Control:
         return {"job_id": job_id, "node_id": nodes[0].node_id, "node_ip": nodes[0].address, "node": nodes[0].name}
 
     async def _watch_driver(self, job_id: str, process: str) -> None:
-        """Ends the job of a driver that goes without a word."""
+        """Ends the job of a driver that disappears without ending it."""
         from .._future import Asked
         from .._session import current
 
@@ -139,7 +140,8 @@ class Control:
         await self.end_job(job_id)
 
     async def refresh_nodes(self, declared: dict[str, Any] | None = None, address: str = "") -> None:
-        """Takes over the nodes that the head knows, now and every half second from then on. declared: amounts that the first node pretends."""
+        """Updates the nodes from the head's list, now and then every _REFRESH seconds. declared: resources that the first node claims to
+        have."""
         if not self._beside:
             self._stay_beside()
         if declared is not None:
@@ -154,7 +156,7 @@ class Control:
             try:
                 await self._refresh()
             except _errors.Error:
-                pass  # the head is away; the next look may find it
+                pass  # the head is unreachable; a later refresh may succeed
 
     async def _refresh(self) -> None:
         from .._session import current
@@ -164,7 +166,7 @@ class Control:
         rows = await session.core.ask("nodes", runtime=session.id).aget()
         there = sorted((n for n in rows if n["rank"] >= 0 and n["state"] != "lost"), key=lambda n: n["rank"])
         if not there and self._placement.nodes:
-            return  # a head that has just returned knows none yet
+            return  # a head that has just restarted lists no nodes yet
         first = next(iter(self._placement.nodes.values()), None)
         found = []
         for node in there:
@@ -175,7 +177,7 @@ class Control:
         self._end_keys(self._placement.rpc_refresh(found).pop("kill"), _NODE_DIED)
 
     async def end_job(self, job_id: str) -> None:
-        """A driver ends: what it and its workers created ends, except detached actors."""
+        """Ends a job: everything that its driver and workers created, except detached actors."""
         for process in [p for p, j in self._processes.items() if j == job_id]:
             self._processes.pop(process, None)
             self._turns.pop(process, None)
@@ -191,7 +193,7 @@ class Control:
     # Actors.
 
     async def create_actor(self, actor_id: str, spec: dict[str, Any], process: str) -> dict[str, Any]:
-        """Registers an actor and begins to start it. With a name that is taken: that actor's with get_if_exists, else refused."""
+        """Registers an actor and starts it. If the name is taken, returns the existing actor with get_if_exists, and a refusal without."""
         name = spec.get("name")
         if name:
             key = (spec["namespace"], name)
@@ -255,7 +257,7 @@ class Control:
             self._end_actor(actor, str(err))
             return
         except Exception as err:
-            await asyncio.wait([ended], timeout=_DEATH_PATIENCE if actor.cluster is not None else _NODE_PATIENCE)  # the watch knows the reason
+            await asyncio.wait([ended], timeout=_DEATH_PATIENCE if actor.cluster is not None else _NODE_PATIENCE)  # let _watch_actor report the reason
             if actor.role == role:
                 self._end_actor(actor, actor.kill_reason or f"The actor died because it could not be started: {err}")
             return
@@ -272,7 +274,7 @@ class Control:
             self._end_actor(actor, _OUT_OF_SCOPE)
 
     async def _joined(self, actor: Actor, process: _groups.Process) -> _groups.Rank | None:
-        """The actor's rank in the role of its group; None if it has no group, or its group was broken up."""
+        """Returns the actor's rank in the role of its group; None if it has no group or the group was broken up."""
         if not actor.spec.get("group"):
             return None
         name, rank = actor.spec["group"]
@@ -285,11 +287,11 @@ class Control:
         return self._groups.setdefault(name, _groups.Group(name, self._create_role))
 
     async def group_size(self, name: str, size: int) -> None:
-        """All actors of a group have been created: so many."""
+        """Sets the size of a group, once all its actors have been created."""
         self._group(name).set_size(size)
 
     async def _watch_actor(self, actor: Actor, role: str, cluster: Any) -> None:
-        """Waits for the end of an actor's process."""
+        """Waits until an actor's process ends, and handles it."""
         detail = ""
         try:
             if (err := (await cluster.died()).error) is not None:
@@ -303,12 +305,12 @@ class Control:
         self._process_lost(actor, role, actor.kill_reason or reason)
 
     def _process_lost(self, actor: Actor, role: str, reason: str) -> None:
-        """The process of an actor has died: the actor is restarted where restarts are left, else it is dead."""
+        """Handles the death of an actor's process: restarts the actor if restarts are left, otherwise marks it dead."""
         if actor.state == DEAD or actor.role != role:
             return
         left = actor.spec["restarts"]
         if reason == _NODE_DIED and actor.state in (PENDING, STARTING, RESTARTING):
-            left = left + 1 if left >= 0 else left  # it had not begun: another node takes it
+            left = left + 1 if left >= 0 else left  # not charged as a restart: the actor had not started, so another node takes it
         if actor.exiting or not left or actor.cause is not None or not (actor.holders or actor.spec["detached"]):
             self._end_actor(actor, reason, crashed=not actor.exiting)
             return
@@ -331,7 +333,7 @@ class Control:
         await self._start_actor(actor)
 
     async def actor_exits(self, actor_id: str, why: str) -> None:
-        """An actor ends its process on purpose."""
+        """Records that an actor's process exits intentionally."""
         if actor_id in self._actors:
             self._actors[actor_id].exiting = why
 
@@ -341,8 +343,8 @@ class Control:
             del self._names[key]
 
     def _end_actor(self, actor: Actor, reason: str, crashed: bool = False) -> None:
-        """The actor is dead: its resources are free, its process ends, callers are told the reason. Its name is free too; that of one
-        whose process crashed once no handle is left."""
+        """Marks an actor dead: frees its resources, ends its process, and gives callers the reason. Also frees its name, except that the
+        name of a crashed actor stays taken until its last handle is dropped."""
         if actor.state == DEAD:
             return
         if actor.cause is None:
@@ -373,7 +375,7 @@ class Control:
         self._placement.release(actor.id)
 
     def _end_process(self, process: str) -> None:
-        """A process has ended: the handles that it held are gone, and the actors it created end."""
+        """Handles the end of a process: drops its handles and ends the actors it created."""
         self._processes.pop(process, None)
         self._turns.pop(process, None)
         self._end_keys(self._placement.owner_ended(process), _GROUP_REMOVED)
@@ -388,7 +390,7 @@ class Control:
                 self._out_of_scope(actor)
 
     async def _expected(self, actor_id: str) -> Actor | None:
-        """An actor whose handle has come before the request of its creator."""
+        """Waits for an actor whose handle arrived before the request to create it."""
         if actor_id not in self._awaited:
             self._awaited[actor_id] = (asyncio.get_running_loop().create_future(), {})
         await asyncio.wait([self._awaited[actor_id][0]], timeout=_EXPECTED)
@@ -397,7 +399,8 @@ class Control:
         return self._actors.get(actor_id)
 
     async def actor_info(self, actor_id: str) -> dict[str, Any]:
-        """Where an actor is, once that is known: {"role"}; {"dead": frame of the exception} if it is dead or unknown."""
+        """Waits until the actor has started or died and returns {"role", "restarts"}, or {"dead": frame of the exception}, with None as the
+        frame if it is unknown."""
         actor = self._actors.get(actor_id) or await self._expected(actor_id)
         if actor is None:
             return {"dead": None}
@@ -408,8 +411,8 @@ class Control:
         return {"role": actor.role, "restarts": bool(actor.spec["restarts"])}
 
     async def actor_lost(self, actor_id: str, role: str, patience: float | None = _DEATH_PATIENCE) -> dict[str, Any]:
-        """What became of an actor whose process of that role is gone, once that is known: {"dead": frame of the exception},
-        {"restarts": True}, or {} if the process lives on. Without patience: waits for its end."""
+        """Waits for the end of the actor's process of that role and returns {"dead": frame of the exception} or {"restarts": True}; {} if
+        the process is still alive after patience seconds. patience None: waits without limit."""
         actor = self._actors.get(actor_id)
         if actor is None:
             return {"dead": None}
@@ -444,7 +447,7 @@ class Control:
         ]  # fmt: skip
 
     async def handle_taken(self, actor_id: str, process: str) -> None:
-        """A process has a handle that it had not."""
+        """Counts a new handle of a process."""
         actor = self._actors.get(actor_id)
         if actor is None:
             waited = self._awaited.setdefault(actor_id, (asyncio.get_running_loop().create_future(), {}))
@@ -454,7 +457,7 @@ class Control:
             actor.holders[process] = actor.holders.get(process, 0) + 1
 
     async def handle_dropped(self, actor_id: str, process: str) -> None:
-        """A process has no handle any more; the last one ends the actor."""
+        """Removes a handle of a process; the last one ends the actor."""
         actor = self._actors.get(actor_id)
         if actor is None or process not in actor.holders:
             return
@@ -469,13 +472,13 @@ class Control:
             self._out_of_scope(actor)
 
     def _out_of_scope(self, actor: Actor) -> None:
-        """One that is being constructed ends when it is: its constructor may matter."""
+        """Ends an actor without handles. An actor under construction ends only afterwards, because its constructor may have effects."""
         if actor.state in (ALIVE, PENDING, RESTARTING):
             self._end_actor(actor, _OUT_OF_SCOPE)
 
     async def kill_actor(self, actor_id: str, no_restart: bool = True) -> Any:
-        """Ends an actor at once, or with no_restart=False its process: the actor is restarted where restarts are left. The frame of the
-        exception for its callers, if it is dead."""
+        """Kills an actor, or with no_restart=False only its process, so that the actor restarts if restarts are left. Returns the frame of
+        the exception for its callers if the actor is dead."""
         actor = self._actors.get(actor_id)
         if actor is None:
             return None
@@ -495,10 +498,10 @@ class Control:
             for old in [a for a in self._actors.values() if a.state == DEAD][: _DEAD_KEPT // 10]:
                 del self._actors[old.id]
 
-    # Workers for tasks.
+    # Task workers.
 
     async def lease(self, lease_id: str, job_id: str, demand: dict[str, float], strategy: Any, env: dict[str, Any], captures: Any) -> dict[str, Any]:
-        """A worker for tasks with these resources: waits until they are free and the worker is up."""
+        """Leases a task worker with these resources; waits until they are free and the worker has started."""
         task = asyncio.current_task()
         assert task is not None
         self._leasing[lease_id] = task
@@ -525,13 +528,13 @@ class Control:
         return {"role": worker.role, "devices": allocation.devices, "node_id": allocation.node_id}
 
     async def cancel_lease(self, lease_id: str) -> None:
-        """The request is withdrawn, if it still waits."""
+        """Withdraws a lease request that is still waiting."""
         task = self._leasing.get(lease_id)
         if task is not None:
             task.cancel()
 
     async def _idle_worker(self, job_id: str, env: dict[str, Any], allocation: Any, captures: Any) -> Worker:
-        devices = sorted(name for name, ids in allocation.devices.items() if ids)  # a worker with devices runs no tasks without
+        devices = sorted(name for name, ids in allocation.devices.items() if ids)  # a worker that has had devices takes no tasks without
         key = job_id + hashlib.sha1(json.dumps([env, allocation.node_id, devices], sort_keys=True).encode()).hexdigest()
         for worker in reversed(list(self._workers.values())):
             if worker.key == key and not worker.lease and not worker.dead and not worker.spent and worker.cluster is not None:
@@ -571,7 +574,7 @@ class Control:
             self._spawn(self._destroy(worker.cluster))
 
     async def end_lease(self, lease_id: str, spent: bool = False) -> None:
-        """The caller has no more work for the worker; spent: its process ends."""
+        """Returns the worker of a lease; spent: its process ends."""
         worker = self._leases.pop(lease_id, None)
         if worker is not None:
             worker.lease, worker.idle_since, worker.spent = "", time.monotonic(), spent
@@ -588,7 +591,7 @@ class Control:
             self._placement.resume(lease_id)
 
     async def _reap(self) -> None:
-        """Ends workers that have had no work for long."""
+        """Ends workers that have been idle for too long."""
         while True:
             await asyncio.sleep(_IDLE_WORKERS)
             now = time.monotonic()
@@ -600,21 +603,22 @@ class Control:
                     await self._retire(worker)
 
     async def _retire(self, worker: Worker) -> None:
-        """Ends a worker without work, unless others need it: for objects or actors of its tasks."""
+        """Ends an idle worker, unless other processes need its objects or actors created by its tasks are alive."""
         if any(a.spec["owner"] == worker.role and a.state != DEAD and not a.spec["detached"] for a in self._actors.values()):
             return
         try:
             if await worker.cluster.workers[0]["owns"].remote():
                 return
         except _errors.Error:
-            pass  # its end is seen elsewhere
+            pass  # _watch_worker handles its death
         if not worker.lease:
             self._end_worker(worker)
 
     # Resources.
 
     async def placement(self, method: str, *args: Any) -> Any:
-        """Calls rpc_<method> of the placement, which may be async. A result {"kill": [keys], …} ends the actors and leases of these keys."""
+        """Calls rpc_<method> of the placement, which may be async. If the result has {"kill": [keys]}, ends the actors and leases with
+        these keys."""
         result = getattr(self._placement, "rpc_" + method)(*args)
         if hasattr(result, "__await__"):
             result = await result
@@ -623,7 +627,7 @@ class Control:
         return result
 
     def _end_keys(self, keys: Any, reason: str) -> None:
-        """Ends the actors and leases that held these resources."""
+        """Ends the actors and leases that held these resources. If their node died, actors may restart."""
         for key in keys:
             if key in self._actors and reason == _NODE_DIED:
                 self._process_lost(self._actors[key], self._actors[key].role, reason)
@@ -635,7 +639,7 @@ class Control:
     # Roles.
 
     def _process(self, job_id: str, env: dict[str, Any], allocation: Any, devices: dict[str, list[str]], assigned: dict[str, Any]) -> _groups.Process:
-        """A process for an actor or for tasks, on the node of the allocation."""
+        """Describes a process for an actor or for tasks, on the node of the allocation."""
         job = self._jobs[job_id]
         variables = {**job["env"], **env.get("env_vars", {})}
         if devices.get("GPU") and "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES" not in variables:
@@ -650,7 +654,7 @@ class Control:
         return _groups.Process(allocation.node, program, variables, fields)
 
     async def _create_role(self, name: str, processes: list[_groups.Process]) -> Any:
-        """Starts a role with these processes as its ranks."""
+        """Starts a role whose ranks are these processes."""
         from .._session import current
 
         session = current(start=False)
@@ -676,7 +680,7 @@ class Control:
         return cluster
 
     async def _destroy(self, cluster: Any, gentle: bool = False) -> None:
-        """Ends a role: its process at once, by itself where it can."""
+        """Ends a role: asks its process to exit, waits for that if gentle, then destroys the role."""
         if isinstance(cluster, _groups.Rank):
             await cluster.end(gentle)
             return
@@ -698,7 +702,7 @@ class Control:
 
 
 async def _ended(call: Any) -> None:
-    """Waits until a call has failed with its process, which runs its exit functions first, or until their time is over."""
+    """Waits until a call fails because its process has exited, after running its exit functions, or until their time is up."""
     try:
         await asyncio.wait_for(call, _groups.GENTLE_EXIT)
     except (_errors.Error, asyncio.TimeoutError):

@@ -1,10 +1,10 @@
-"""Actors that are created together, as ranks of one role:
+"""Actors created together as ranks of one role:
 
     with forming():
         actors = [Cls.options(…).remote(…) for …]
 
-Handles, names and everything else are those of any actors; _group_call.py calls all of them at once. And placement groups that are created
-together: all of them are held, or none.
+Their handles and names work as for any actor; _group_call.py calls all of them at once. Also, placement groups created together: all of
+them are reserved, or none.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from . import _state
 
 
 class _Group:
-    """The actors that a block creates."""
+    """The actors that a forming block creates."""
 
     def __init__(self, job_id: str) -> None:
         self.name = f"{job_id}-{os.urandom(8).hex()}"
@@ -32,8 +32,8 @@ _current: contextvars.ContextVar[_Group | None] = contextvars.ContextVar("troupe
 
 @contextlib.contextmanager
 def forming() -> Iterator[None]:
-    """The actors that the block creates are ranks of one role, in the order of their creation. None of them starts before the end of the
-    block: the block must not wait for one. Actors with restarts, and those of get_if_exists, have roles of their own."""
+    """Makes the actors created in the block the ranks of one role, in order of creation. They start only after the block ends, so the block
+    must not wait for one. Actors with restarts or get_if_exists get their own roles."""
     made = _Group(_state.require().job_id)
     mark = _current.set(made)
     try:
@@ -49,7 +49,7 @@ def forming() -> Iterator[None]:
 
 
 def membership(options: dict[str, Any]) -> list[Any] | None:
-    """The group and the rank of an actor that is being created, if it is to have one."""
+    """Returns the group and rank of an actor being created, or None if it joins no group."""
     made = _current.get()
     if made is None or options.get("max_restarts") or options.get("get_if_exists"):
         return None
@@ -58,7 +58,7 @@ def membership(options: dict[str, Any]) -> list[Any] | None:
 
 
 def give_up() -> None:
-    """An actor of the block could not be created: the others have roles of their own."""
+    """Gives up the current group after an actor could not be created; the other actors get their own roles."""
     made = _current.get()
     if made is not None:
         made.given_up = True
@@ -69,8 +69,8 @@ _gang: contextvars.ContextVar[list[Any] | None] = contextvars.ContextVar("troupe
 
 @contextlib.contextmanager
 def reserving(count: int) -> Iterator[None]:
-    """The placement groups that the block creates, so many, are held together or not at all: two programs that each need several nodes
-    do not hold some of them each and wait for the rest."""
+    """Reserves the count placement groups created in the block together or not at all. This prevents two programs that each need several
+    nodes from deadlocking, each holding some of them."""
     mark = _gang.set([os.urandom(8).hex(), count] if count > 1 else None)
     try:
         yield
@@ -79,5 +79,5 @@ def reserving(count: int) -> Iterator[None]:
 
 
 def gang() -> list[Any] | None:
-    """The name and the size of the gang of a placement group that is being created, if it has one."""
+    """Returns the name and size of the gang that a new placement group joins, or None."""
     return _gang.get()

@@ -1,5 +1,5 @@
-"""Calls to several actors at once. Those that are ranks of one role (_forming.py) are reached by one call of the core: what several ranks get
-is encoded once and published once. Calls of single actors of the group keep one order with these."""
+"""Calls to several actors at once. Actors that are ranks of one role (_forming.py) are reached by a single call of the core, which encodes
+and publishes arguments shared by several ranks only once. Calls to single actors of the group stay in order with group calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ._objects import ERROR, ObjectRef
 
 
 def call(handles: Sequence[Any], name: str, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> list[Any]:
-    """Calls a method of actors, each with arguments of its own; the references to their results."""
+    """Calls a method of several actors, each with its own arguments, and returns the references to the results."""
     own = [h._info.methods.get(name, (1, "", None, None)) for h in handles]
     if len(handles) < 2 or any(o != own[0] for o in own) or own[0][0] != 1 or own[0][2] or any(h._info.retries for h in handles):
         return [actor.call_actor(h, name, args, kwargs, {}) for h, (args, kwargs) in zip(handles, calls, strict=True)]
@@ -26,7 +26,7 @@ def call(handles: Sequence[Any], name: str, calls: Sequence[tuple[tuple[Any, ...
 
 
 def _pending(handles: Sequence[Any], name: str, group: str, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> tuple[list[Any], list[list[int]]]:
-    """The calls, and the positions that get the same arguments."""
+    """Returns the calls, and lists of the positions that share the same arguments."""
     state = _state.require()
     task_id = state.store.task_id()
     parent = _context.current.get()
@@ -50,7 +50,7 @@ def _pending(handles: Sequence[Any], name: str, group: str, calls: Sequence[tupl
 
 
 def _send(pending: list[Any], pieces: list[list[int]]) -> bool:
-    """Sends the calls as one, if nothing is in the way of any; False: each is to be sent by itself."""
+    """Sends the calls as one, if each could be sent now. Returns False if they must be sent separately."""
     process = _state.require().process
     clients = [p.client for p in pending]
     if len(set(clients)) < len(clients):
@@ -71,7 +71,7 @@ def _send(pending: list[Any], pieces: list[list[int]]) -> bool:
 
 
 def _send_as_one(pending: list[Any], pieces: list[list[int]]) -> bool:
-    """Called in the turn of every client: no other call of this process to these actors is sent meanwhile."""
+    """Sends the calls as one. Runs in the turn of every client, so no other call of this process to these actors is sent meanwhile."""
     workers = [p.client.worker_for(p) for p in pending]
     cluster = workers[0].cluster if workers[0] is not None else None
     if cluster is None or len(workers) != cluster.world_size or any(w is None or w.cluster is not cluster for w in workers):

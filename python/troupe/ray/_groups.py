@@ -1,8 +1,8 @@
-"""Actors that are the ranks of one role, as the control service knows them. _forming.py and _group_call.py are the callers' side.
+"""Actor groups in the control service: actors that are the ranks of one role. _forming.py and _group_call.py are the client side.
 
-Their creator names a group and a rank for each, and says how many there are when it has created the last. Each waits for its own
-resources; when all have a node, one role is started with a process for each. If one of them ends before, or they need different
-programs, there is no group: each of the others gets a role of its own.
+The creator assigns each actor a group and a rank, and reports the size of the group after creating the last one. Each actor waits for its
+own resources. When all have a node, the control service starts one role with a process for each. If an actor dies before that, or the
+actors need different programs, the group is broken up and each remaining actor gets its own role.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from typing import Any
 
 from .. import _deaths, _errors
 
-_EXIT = 1.0  # seconds in which a process ends by itself that was told to
-GENTLE_EXIT = 6.0  # and one whose exit functions run
+_EXIT = 1.0  # seconds a process has to exit when told to
+GENTLE_EXIT = 6.0  # the same for a process that runs its exit functions
 
 
 class Process:
-    """A process of an actor or for tasks, as it is to be started."""
+    """The description of a process to start, for an actor or for tasks."""
 
     def __init__(self, node: str, program: dict[str, Any], variables: dict[str, str], fields: dict[str, Any]) -> None:
         self.node = node
-        self.program = program  # job, command, folder, kind, concurrency groups: the same for all ranks of a role
-        self.variables = variables  # of its environment
-        self.fields = fields  # what its host is told
+        self.program = program  # job, executable, directory, kind and concurrency groups; the same for all ranks of a role
+        self.variables = variables  # environment variables
+        self.fields = fields  # configuration for the RayHost
 
 
 class Group:
-    """A group that is being formed. All of it runs on the event loop of the control service."""
+    """An actor group being formed. It runs on the event loop of the control service."""
 
     def __init__(self, name: str, create: Callable[[str, list[Process]], Awaitable[Any]]) -> None:
         self.name = name
@@ -46,7 +46,7 @@ class Group:
         self._start_if_complete()
 
     async def join(self, rank: int, process: Process) -> Any:
-        """The rank of the group's role, once it has been started; None: the actor needs a role of its own."""
+        """Waits until the group's role has started and returns the Rank; None if the actor needs its own role."""
         if self._broken:
             return None
         if any(p.program != process.program for p in self._joined.values()):
@@ -58,7 +58,7 @@ class Group:
         return await self._waiting[rank]
 
     def break_up(self) -> None:
-        """A member has ended. Without effect on a group whose role is being started, or runs."""
+        """Gives up the group: waiting actors get their own roles. Has no effect once the role is starting or running."""
         if self._creating is None:
             self._broken = True
             self._settle(lambda rank: None)
@@ -85,7 +85,7 @@ class Group:
 
 
 class Role:
-    """The running role of a group. A rank that dies leaves the others running; the role ends with the last."""
+    """The running role of a group. When a rank dies, the others keep running; the role ends with the last rank."""
 
     def __init__(self, cluster: Any) -> None:
         self.cluster = cluster
@@ -102,13 +102,13 @@ class Role:
                     for rank in range(len(self.deaths)) if death.rank is None else [death.rank]:
                         self._died(rank, death)
         except _errors.Error:
-            pass  # the session ends
+            pass  # the session is ending
         for rank in range(len(self.deaths)):
             self._died(rank, _deaths.Death(self.cluster.name, None, 0, _errors.ClosedError(f"the role {self.cluster.name} has ended")))
         try:
             await self.cluster._core.ask("destroy", cluster=self.cluster._id).aget()
         except _errors.Error:
-            pass  # it has ended already
+            pass  # already ended
 
     def _died(self, rank: int, death: _deaths.Death) -> None:
         if not self.deaths[rank].done():
@@ -116,7 +116,7 @@ class Role:
 
 
 class Rank:
-    """One rank of a group's role: for the control service, the cluster of one actor."""
+    """One rank of a group's role. The control service uses it as the cluster of one actor."""
 
     def __init__(self, role: Role, rank: int) -> None:
         self._role, self._rank = role, rank
@@ -126,7 +126,7 @@ class Rank:
         return await asyncio.shield(self._role.deaths[self._rank])
 
     async def end(self, gentle: bool) -> None:
-        """Ends the process: by itself where it can, else by SIGKILL."""
+        """Asks the process to exit, and kills it with SIGKILL if it does not."""
         dead = self._role.deaths[self._rank]
         if dead.done():
             return

@@ -1,8 +1,8 @@
-"""The process of an actor, or of a worker for tasks: `python -m troupe.ray._process` is what agents start.
+"""The process of an actor or of a task worker. Agents start it as `python -m troupe.ray._process`.
 
-Sync actors and tasks run on the main thread, one at a time. Threaded actors have pools of threads, async ones event loops, one
-for each concurrency group, on threads of their own; the main thread then reads completions all the time. Requests for objects
-are answered by the thread of the side queue, whatever the others do.
+Sync actors and tasks run on the main thread, one call at a time. Threaded actors have a thread pool per concurrency group and async actors
+an event loop per group, each on its own thread; their main thread only reads completions. The side-queue thread answers requests for
+objects, whatever the other threads do.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from .._core import CANCEL
 from .._serve import Object, read_args
 from . import _context, _objects, _process_title, _serialize, _state, exceptions
 
-_DEFAULT_LIMIT = 1000  # of calls that run at once in an async actor
-_OBJECT_REQUESTS = 1_000_000  # that may wait
-_FUNCTIONS = 512  # that a worker keeps unpickled
+_DEFAULT_LIMIT = 1000  # default limit of concurrent calls in an async actor
+_OBJECT_REQUESTS = 1_000_000  # limit of queued requests for objects
+_FUNCTIONS = 512  # unpickled functions that a worker caches
 _EXIT = 0
-_GRACE = 4.0  # seconds for the exit functions of an actor without handles
-_EXIT_TOLD = 2.0  # seconds in which the control service hears of the end of an actor
-_EXIT_DELAY = 0.1  # seconds after which an async actor ends that called exit_actor outside of a call
+_GRACE = 4.0  # seconds allowed for the exit functions of an actor without handles
+_EXIT_TOLD = 2.0  # seconds allowed for reporting an actor's exit to the control service
+_EXIT_DELAY = 0.1  # seconds until an async actor exits that called exit_actor outside a call
 
 
 class Slot:
-    """In arguments, the place of a reference that is resolved before the call runs."""
+    """A placeholder in the arguments for a reference that is resolved before the call runs."""
 
     __slots__ = ("index",)
 
@@ -53,7 +53,7 @@ class ActorExit(SystemExit):
 
 
 class Call:
-    """A call as it comes: [id, name, frame of (args, kwargs), dependencies, number of results, extra]."""
+    """An incoming call: [id, name, frame of (args, kwargs), dependencies, number of results, extra]."""
 
     __slots__ = ("deps", "extra", "frame", "id", "kept", "method", "returns")
 
@@ -62,7 +62,7 @@ class Call:
         self.kept: list[Any] = _serialize.held(frame) if frame[2] or frame[3] else []
 
     def entries(self) -> list[_objects.Entry]:
-        """The dependencies; those that are not here are being fetched."""
+        """Returns the entries of the dependencies and starts to fetch those that are not local."""
         found = []
         for kind, value in self.deps:
             if kind == _objects.PENDING:
@@ -85,7 +85,7 @@ class Call:
 
 
 class DependencyError(Exception):
-    """A dependency failed: its own frame is the call's error."""
+    """Raised when a dependency failed; the dependency's error frame becomes the call's result."""
 
     def __init__(self, frame: list[Any]) -> None:
         super().__init__("a dependency failed")
@@ -103,11 +103,11 @@ def _filled(value: Any, entries: list[_objects.Entry]) -> Any:
 
 
 class Service:
-    """What other processes may call here."""
+    """The methods of this process that other processes can call."""
 
     def __init__(self, host: RayHost, fields: dict[str, Any]) -> None:
         self.host, self.fields = host, fields
-        self.kind: str = fields["kind"]  # task, sync, threaded, async
+        self.kind: str = fields["kind"]  # "task", "sync", "threaded" or "async"
         self.instance: Any = None
         self.class_name: str = fields.get("class_name", "")
         self.running: dict[str, _context.Task] = {}
@@ -115,12 +115,12 @@ class Service:
         self.async_tasks: dict[str, tuple[Any, Any]] = {}
         self.functions: dict[bytes, Any] = {}
         self.executors: dict[str, Any] = {}
-        self.bound: dict[str, Any] = {}  # methods of the actor's object
-        self.turns: dict[tuple[str, str], int] = {}  # by caller and group, the number of the next call
-        self.early: dict[Any, tuple[int, list[Any]]] = {}  # calls that came before their turn
+        self.bound: dict[str, Any] = {}  # cached bound methods of the actor instance
+        self.turns: dict[tuple[str, str], int] = {}  # next sequence number, by caller and concurrency group
+        self.early: dict[Any, tuple[int, list[Any]]] = {}  # calls that arrived before their turn
         self.main = threading.get_ident()
-        self.current = ""  # the call of the main thread
-        self.exiting = False  # exit_actor was called
+        self.current = ""  # id of the call running on the main thread
+        self.exiting = False  # whether exit_actor has been called
         if self.kind != "task":
             self.state_title = f"ray::{self.class_name}"
         else:
@@ -137,10 +137,10 @@ class Service:
             for group, limit in self.groups().items():
                 self.executors[group] = concurrent.futures.ThreadPoolExecutor(limit, thread_name_prefix=f"ray-{group or 'default'}")
 
-    # Life.
+    # Lifecycle.
 
     def construct(self, pickled: bytes, title: str, frame: list[Any], deps: list[Any]) -> Any:
-        """Makes the actor's object: ["ok", pid] or ["error", frame]."""
+        """Creates the actor instance and returns ["ok", pid] or ["error", frame]. For an async actor, returns a future of that."""
         self.start_executors()
         call = Call("", "__init__", frame, deps, 1, {})
         if self.kind != "async":
@@ -181,14 +181,15 @@ class Service:
         return ["ok", os.getpid()]
 
     def exit(self, gentle: bool) -> Any:
-        """Ends the process at once; gently: with its exit functions, for which this thread reads answers meanwhile."""
+        """Ends the process at once. gentle: another thread runs the exit functions first, while this one keeps reading completions for
+        them."""
         if not gentle:
             _exit_now()
         threading.Thread(target=end_process, args=(False,), daemon=True).start()
         limit = threading.Timer(_GRACE, _exit_now)
         limit.daemon = True
         limit.start()
-        return concurrent.futures.Future()  # the call ends with the process
+        return concurrent.futures.Future()  # never completes: the call ends with the process
 
     # Objects.
 
@@ -202,28 +203,28 @@ class Service:
         self.host.state.store.give_back(id, process)
 
     def owns(self) -> bool:
-        """Whether other processes hold objects of this one, or may in a moment."""
+        """Returns whether other processes borrow objects of this one, or are about to."""
         return bool(self.host.state.store.is_needed())
 
     def cancel_object(self, id: str, force: bool, recursive: bool) -> None:
-        """Cancels a call of this process, for another that has the reference."""
+        """Cancels a call made by this process, at the request of a borrower of its result."""
         cancel_object(self.host.state.store, id, force, recursive)
 
     # Calls.
 
     def call(self, *fields: Any) -> Any:
-        """A call on the main thread."""
+        """Runs a call on the main thread."""
         call = Call(*fields)
         self.current = call.id
         try:
             return self.run(call)
-        except KeyboardInterrupt:  # of a cancellation, after the call's own handlers
+        except KeyboardInterrupt:  # from a cancellation that arrived outside the handlers of run
             return self.failed(call, exceptions.TaskCancelledError(call.id))
         finally:
             self.current = ""
 
     def run(self, call: Call) -> Any:
-        """Runs a call and gives [kind, frame], or of several values [SEVERAL, frames]."""
+        """Runs a call and returns [kind, frame], or [SEVERAL, frames] for several results."""
         if call.id in self.cancelled:
             self.cancelled.discard(call.id)
             return self.failed(call, exceptions.TaskCancelledError(call.id))
@@ -275,7 +276,7 @@ class Service:
             call.kept.clear()
 
     def _enter_task(self, call: Call, task: _context.Task) -> Any:
-        """Sets what a task sees: its devices and title; the function that takes it back."""
+        """Sets the process title, the visible devices and the thread count for a task. Returns a function that undoes it."""
         _process_title.set_title(f"ray::{task.name}")
         before = os.environ.get("CUDA_VISIBLE_DEVICES")
         own = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES" not in os.environ
@@ -297,9 +298,9 @@ class Service:
         return undo
 
     def _enter_method(self, call: Call) -> Any:
-        """Sets the title of the process while a method runs on its main thread."""
+        """Sets the process title while a method runs on the main thread."""
         _process_title.set_title(f"ray::{call.extra.get('name') or f'{self.class_name}.{call.method}'}")
-        return None  # the title of an idle process is set when it is idle
+        return None  # await_some resets the title when the process is idle
 
     def _system_exit(self, err: SystemExit) -> Any:
         if err.code == 0:
@@ -325,7 +326,7 @@ class Service:
             return exit_actor
         if name == "__ray_call__":
             return lambda function, *args, **kwargs: function(self.instance, *args, **kwargs)
-        function = getattr(type(self.instance), name, None)  # not the instance's: its attributes may have the same name
+        function = getattr(type(self.instance), name, None)  # looked up on the class, since an instance attribute may have the same name
         bound = self.bound.get(name)
         if bound is not None and bound.__func__ is function:
             return bound
@@ -367,20 +368,21 @@ class Service:
         return f"{self.class_name}.{call.method}" if self.kind != "task" else call.method
 
     def function_title(self, function: str) -> str:
-        """The function of a task, or the method of an actor, with its module."""
+        """Returns the qualified name of a task's function or an actor's method, with its module."""
         if self.kind == "task":
             outside, local, name = function.rpartition("<locals>.")
             return f"{outside.partition('.<locals>')[0].rstrip('.').rpartition('.')[0]}.{name}" if local else function
         cls = type(self.instance)
         return f"{cls.__module__}.{cls.__qualname__ if self.kind == 'async' else cls.__name__}.{function}"
 
-    # Calls beside the main thread.
+    # Calls outside the main thread.
 
     def begin(self, token: int, group: str, fields: list[Any]) -> None:
-        """Begins a call of a threaded or async actor. Called by the reader of the side queue, in the order of arrival."""
+        """Starts a call of a threaded or async actor once its turn has come. Called by the thread that reads the side queue, in order of
+        arrival."""
         caller = (fields[-1]["from"], group)
         number = fields[-1]["number"]
-        if isinstance(number, list):  # by rank
+        if isinstance(number, list):  # one number per rank of a group call
             number = number[self.host.rank]
         self.early[caller, number] = (token, fields)
         while (found := self.early.pop((caller, self.turns.get(caller, 0)), None)) is not None:
@@ -454,8 +456,8 @@ class Service:
             call.kept.clear()
 
     def cancel_call(self, id: str, force: bool, recursive: bool) -> str:
-        """Cancels a call: "running" if it has been told, "queued" if it will not begin, "no" if it cannot be interrupted. With recursive:
-        the calls that it made too."""
+        """Cancels a call. Returns "running" if the call has been signalled, "queued" if it will not start, "no" if it cannot be
+        interrupted. recursive: also cancels the calls it made."""
         task = self.running.get(id)
         if task is not None:
             task.cancelled = True
@@ -480,7 +482,7 @@ class Service:
 
 
 class _EventLoop:
-    """An event loop on a thread of its own."""
+    """An event loop with its own thread."""
 
     def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()
@@ -515,7 +517,7 @@ def _found(entry: _objects.Entry) -> list[Any]:
 
 
 def fetch(store: _objects.Store, id: str, again: bool) -> Any:
-    """An object of this process for another: [kind, frame], or a future of it. again: the worker that had it has ended."""
+    """Returns an owned object for another process: [kind, frame] or a future of it. again: the worker that stored the value has died."""
     entry = store.entries.get(id)
     if entry is None:
         return [_objects.ERROR, _objects._dump_error(exceptions.ReferenceCountingAssertionError(id))]
@@ -533,7 +535,7 @@ def _answer_fetch(entry: _objects.Entry, future: concurrent.futures.Future[Any])
 
 
 def task_error(title: str, err: BaseException, state: Any) -> BaseException:
-    """An exception as its callers get it, with the traceback of this process."""
+    """Wraps an exception as callers receive it, with the traceback of this process."""
     frames = traceback.extract_tb(err.__traceback__)
     here = os.path.dirname(os.path.abspath(__file__))
     shown = [f for f in frames if not os.path.abspath(f.filename).startswith(here)] or frames
@@ -562,7 +564,7 @@ def _shown(instance: Any) -> str:
 
 
 def _unpicklable(cause: BaseException, why: BaseException) -> BaseException:
-    """What is left of an exception that cannot be pickled: one of its built-in base classes with its text."""
+    """Replaces an exception that cannot be pickled by an instance of its nearest built-in base class with the same message."""
     for base in type(cause).__mro__:
         if base.__module__ == "builtins" and issubclass(base, Exception):
             try:
@@ -573,7 +575,7 @@ def _unpicklable(cause: BaseException, why: BaseException) -> BaseException:
 
 
 def cancel_entry(entry: _objects.Entry, force: bool, recursive: bool) -> None:
-    """Cancels a call of this process, by force only where it is a task."""
+    """Cancels a call made by this process; force applies only to tasks, not to actor calls."""
     call = entry.call
     if call is None or entry._done:
         return
@@ -589,11 +591,11 @@ def cancel_object(store: _objects.Store, id: str, force: bool, recursive: bool) 
         cancel_entry(entry, force, recursive)
 
 
-_warm_torch: Any = None  # imported before this process was forked: it has not seen the variable
+_warm_torch: Any = None  # torch, if it was imported before this process was forked and so has not seen OMP_NUM_THREADS
 
 
 def set_threads(assigned: dict[str, float]) -> bool:
-    """Sets OMP_NUM_THREADS to the CPUs of a task or actor, unless it is set; True: it was."""
+    """Sets OMP_NUM_THREADS to the CPUs of a task or actor, unless it is already set. Returns whether it was set here."""
     if "OMP_NUM_THREADS" in os.environ:
         return False
     threads = max(int(assigned.get("CPU", 1)), 1)
@@ -601,12 +603,13 @@ def set_threads(assigned: dict[str, float]) -> bool:
     global _warm_torch
     if _warm_torch is not None:
         _warm_torch.set_num_threads(threads)
-        _warm_torch = None  # later tasks find what earlier ones set, as without a warm module
+        _warm_torch = None  # later tasks keep what the first one set, as they would without a preloaded torch
     return True
 
 
 def exit_actor() -> None:
-    """Ends the actor: after the current call, also if that catches the exception; an async one also from a task of its own."""
+    """Ends the actor after the current call, even if that call catches the exception. An async actor may also call it from a background
+    task."""
     state = _state.current()
     assert state is not None
     service = state.host.service
@@ -618,7 +621,7 @@ def exit_actor() -> None:
 
 
 def tell_exit(why: str) -> None:
-    """Tells the control service that the actor ends on purpose."""
+    """Tells the control service that the actor exits intentionally."""
     state = _state.current()
     if state is None or not state.actor_id:
         return
@@ -632,7 +635,8 @@ _ending = threading.Lock()
 
 
 def end_process(tell: bool = True) -> None:
-    """Ends the process in order, with its exit functions; once. tell: the control service does not know yet."""
+    """Runs the exit functions and ends the process. Later callers block until it has ended. tell: reports the exit to the control service
+    first."""
     import atexit
 
     _ending.acquire()
@@ -667,16 +671,16 @@ def _flush() -> None:
 
 
 class RayHost(_worker.Host):
-    """A worker of Troupe that serves the methods of Service."""
+    """A Troupe worker that serves the methods of Service."""
 
     def __init__(self, assignment: str) -> None:
         super().__init__(assignment)
         shared = self.config["ray"]
         fields = {**shared, **shared["ranks"][self.rank]}
-        self.process = self.role if self.world == 1 else f"{self.role}@{self.rank}"  # its name among the processes of the session
+        self.process = self.role if self.world == 1 else f"{self.role}@{self.rank}"  # the name by which other processes of the session reach this one
         self.instance: Any = None
         self.cancelling = ""
-        if fields["troupe_ray"]:  # a role's environment has no variable of Troupe
+        if fields["troupe_ray"]:  # Troupe's variables are not passed on in a role's environment
             os.environ["TROUPE_RAY"] = fields["troupe_ray"]
             if "," in fields["troupe_ray"]:
                 from ..adapters import _install
@@ -711,7 +715,7 @@ class RayHost(_worker.Host):
         return state
 
     def make(self, name: str, body: Any) -> Any:
-        """Says what the process can do, instead of making an object: the actor's own is made by construct."""
+        """Declares the methods of this process. The actor instance is not created here but by construct."""
         service = self.service
         work, objects = {"name": "work", "limit": 1}, {"name": "concurrent-objects", "limit": _OBJECT_REQUESTS}
         methods: list[dict[str, Any]] = [{"name": "construct", "mode": "", "lane": work}]
@@ -743,7 +747,7 @@ class RayHost(_worker.Host):
         self.service.begin(token, bytes.fromhex(call.method[5:]).decode(), args)
 
     def reply(self, token: int, value: Any) -> None:
-        """Answers a call, from any thread but the main one."""
+        """Answers a call; any thread except the main one may call it."""
         answer = self.codec.encode(value)
         if _codec._encoded:
             self.name_references(token)
@@ -765,7 +769,7 @@ class RayHost(_worker.Host):
 
 
 def method_of_group(group: str) -> str:
-    """The name under which calls of a concurrency group travel."""
+    """Returns the name of the Troupe method that carries the calls of a concurrency group."""
     return "call-" + group.encode().hex()
 
 

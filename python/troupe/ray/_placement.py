@@ -1,15 +1,15 @@
-"""Resources of actors, tasks and placement groups: which node a request runs on, which devices it gets, and when.
+"""Resources of actors, tasks and placement groups: on which node a request runs, which devices it gets, and when.
 
-One Placement lives in the control service (see _control.py), on its event loop. Its users are the control service itself, and
-the functions of ray.util and ray.nodes() through `_state.control_call("placement", method, …)`, which calls `rpc_<method>`; some of
-these are coroutines.
+The control service (_control.py) has one Placement, which runs on its event loop. ray.util and ray.nodes() reach it through
+`_state.control_call("placement", method, …)`, which calls `rpc_<method>`; some of these are coroutines.
 
 A demand is a dict of amounts by name: {"CPU": 1, "GPU": 0.5, "memory": 1e9, "NPU": 2}. A strategy is one of
     None or "DEFAULT" or "SPREAD"
     {"kind": "node", "node_id": hex, "soft": bool}
     {"kind": "placement_group", "id": hex, "bundle": int, "capture": bool}       bundle -1: any bundle of the group
+    {"kind": "labels", "hard": {label: [accepted values]}}
 
-Amounts are counted in whole ten-thousandths, as Ray counts them, so that they add up exactly.
+Amounts are integers in units of 1/10,000, as in Ray, so that sums are exact.
 """
 
 from __future__ import annotations
@@ -24,25 +24,26 @@ from typing import Any
 UNIT = 10_000
 DEVICES = ("GPU", "NPU", "TPU", "HPU", "neuron_cores", "RBLN")  # resources whose units have an index
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
-_REMOVED_MOST = 10_000  # removed groups that stay in the table
-_HYBRID = 0.5  # a node is filled up to this part of its busiest resource before the next is used
+_REMOVED_MOST = 10_000  # number of removed groups to remember
+_HYBRID = 0.5  # nodes with a load below this fraction count as equally loaded, so one is filled up to it before the next is used
 
 
 class Unschedulable(Exception):
-    """The request can never run: its node is gone. The control service turns it into Ray's exception."""
+    """Raised when a request can never run, because its node or placement group is gone. The control service converts it into Ray's
+    exception."""
 
 
 class GroupRemoved(Unschedulable):
-    """The placement group of the request was removed."""
+    """Raised when the request's placement group has been removed."""
 
 
 class Allocation:
-    """What a request was given: the node, and by resource the indices of its devices."""
+    """The resources granted to a request: the node, and the indices of its devices by resource."""
 
     def __init__(self, key: str, node: Node, room: Room, demand: dict[str, float], shares: dict[str, dict[int, int]]) -> None:
         self.key, self.node_id, self.node, self.demand = key, node.node_id, node.name, demand
         self.devices = {name: [str(i) for i in held] for name, held in shares.items()}
-        self.room = room  # the node, or the bundle of a placement group
+        self.room = room  # the node, or a bundle of a placement group
         self.shares = shares
         self.suspended = False
 
@@ -52,21 +53,22 @@ def _units(demand: dict[str, float]) -> dict[str, int]:
 
 
 class Room:
-    """Resources that requests share: those of a node, or of a bundle of a placement group."""
+    """A pool of resources that requests share: a node, or a bundle of a placement group."""
 
     def __init__(self, total: dict[str, int], devices: dict[str, dict[int, int]]) -> None:
         self.total, self.free = dict(total), dict(total)
-        self.devices = devices  # by resource and index, what is free of each
+        self.devices = devices  # free amount of each device, by resource and index
 
     def fits(self, demand: dict[str, int]) -> bool:
         return all(self.free.get(n, 0) >= a and self.pick(n, a) is not None for n, a in demand.items())
 
     def could_fit(self, demand: dict[str, int]) -> bool:
-        """Whether the demand fits when nothing else runs."""
+        """Returns whether the demand would fit if the room were empty."""
         return all(self.total.get(n, 0) >= a for n, a in demand.items())
 
     def pick(self, name: str, amount: int) -> dict[int, int] | None:
-        """Which devices provide the amount: whole ones, or the part of one that leaves the smallest remainder. None: there are none."""
+        """Chooses the devices for an amount: whole ones, and for a fraction the device with the smallest sufficient free share. Returns
+        None if they do not suffice."""
         free = self.devices.get(name)
         if free is None:
             return {}
@@ -99,12 +101,12 @@ class Room:
                 self.devices[name][index] += sign * share
 
     def load(self) -> float:
-        """The used part of the busiest resource that has a limit worth balancing."""
+        """Returns the used fraction of the busiest among CPU, memory and devices."""
         return max((1 - self.free[n] / t for n, t in self.total.items() if t and (n in ("CPU", "memory") or n in self.devices)), default=0.0)
 
 
 class Node(Room):
-    """A node of the cluster; its agent is a real process."""
+    """A node of the cluster, with an agent process."""
 
     def __init__(self, name: str, address: str, total: dict[str, float]) -> None:
         units = _units(total)
@@ -112,7 +114,7 @@ class Node(Room):
         super().__init__(units, indexed)
         self.node_id = node_id(name)
         self.name, self.address, self.alive = name, address, True
-        self.order = 0  # of its arrival
+        self.order = 0  # order of arrival
         self.labels: dict[str, str] = {}
 
 
@@ -121,18 +123,18 @@ def node_id(name: str) -> str:
 
 
 class Group:
-    """A placement group: its bundles, and once it is created the rooms of these."""
+    """A placement group: its bundles, and the room of each bundle that is held."""
 
     def __init__(self, id: str, name: str, namespace: str, owner: str, detached: bool, bundles: list[dict[str, float]], strategy: str, target: str) -> None:
         self.id, self.name, self.namespace, self.owner, self.detached = id, name, namespace, owner, detached
         self.bundles, self.strategy, self.target = bundles, strategy, target
         self.demands = [_units(b) for b in bundles]
-        self.rooms: dict[int, tuple[Node, Room, dict[str, dict[int, int]]]] = {}  # of the bundles that are held, by index
-        self.placed: list[str] = [""] * len(bundles)  # the node of each bundle
+        self.rooms: dict[int, tuple[Node, Room, dict[str, dict[int, int]]]] = {}  # held bundles, by index
+        self.placed: list[str] = [""] * len(bundles)  # node id of each bundle
         self.state = "PENDING"
-        self.made, self.took = time.time(), 0.0  # took: milliseconds until it was created
-        self.changed = asyncio.Event()  # it is created, or removed
-        self.gang: list[Any] | None = None  # the name and the number of the groups that are created with it
+        self.made, self.took = time.time(), 0.0  # took: milliseconds until creation
+        self.changed = asyncio.Event()  # set when the group is created or removed
+        self.gang: list[Any] | None = None  # name and size of the gang, the placement groups to be created together with this one
 
     def row(self) -> dict[str, Any]:
         return {
@@ -147,7 +149,7 @@ class Group:
 
 
 class Placement:
-    """Grants requests as soon as they fit, the older first; one that does not fit waits and holds nothing up."""
+    """Grants requests as soon as they fit, oldest first. A request that does not fit waits without blocking later ones."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
@@ -160,7 +162,7 @@ class Placement:
     # Nodes.
 
     def add_node(self, name: str, address: str, total: dict[str, float], labels: dict[str, str] | None = None) -> Node:
-        """Adds a node, or replaces the totals of one that is known by this name."""
+        """Adds a node, or updates the totals of the live node with this name."""
         old = self.nodes.get(node_id(name))
         if old is not None and old.alive:
             for n, amount in _units(total).items():
@@ -176,7 +178,8 @@ class Placement:
         return node
 
     def remove_node(self, name: str) -> list[str]:
-        """The node is gone. Returns the keys that ran there, which its caller ends. Bundles there are placed elsewhere."""
+        """Marks a node dead and returns the keys of the allocations on it, which the caller must end. Its bundles are placed on other
+        nodes."""
         node = self.nodes.get(node_id(name))
         if node is None or not node.alive:
             return []
@@ -206,7 +209,7 @@ class Placement:
     # Requests.
 
     async def acquire(self, key: str, demand: dict[str, float], strategy: Any) -> Allocation:
-        """Waits until the demand fits. Cancelling the wait withdraws the request. Unschedulable: it never will."""
+        """Waits until the demand fits. Cancelling the wait withdraws the request. Raises Unschedulable if it can never fit."""
         why = self._impossible(strategy)
         if why is not None:
             raise why
@@ -221,7 +224,7 @@ class Placement:
             raise
 
     def try_acquire(self, key: str, demand: dict[str, float], strategy: Any) -> Allocation | None:
-        """As acquire, at once or not at all."""
+        """Grants a request at once if it fits, otherwise returns None."""
         why = self._impossible(strategy)
         if why is not None:
             raise why
@@ -230,7 +233,7 @@ class Placement:
         return None if found is None else self._take(key, *found, units, demand)
 
     def release(self, key: str) -> None:
-        """Gives back what the key holds; one that holds nothing is no error."""
+        """Releases the allocation of a key, if it has one."""
         held = self.held.pop(key, None)
         if held is not None:
             units = _units(held.demand)
@@ -240,7 +243,7 @@ class Placement:
             self.grant()
 
     def suspend(self, key: str) -> None:
-        """The task waits in get: its CPUs are free for others."""
+        """Frees the CPUs of a task while it waits in get."""
         held = self.held.get(key)
         if held is not None and not held.suspended and held.demand.get("CPU"):
             held.suspended = True
@@ -248,14 +251,14 @@ class Placement:
             self.grant()
 
     def resume(self, key: str) -> None:
-        """The task runs again: it takes its CPUs back, also where others have them by now."""
+        """Takes the CPUs of a resumed task back, even if that oversubscribes the node."""
         held = self.held.get(key)
         if held is not None and held.suspended:
             held.suspended = False
             held.room.free["CPU"] -= round(held.demand["CPU"] * UNIT)
 
     def grant(self) -> None:
-        """Creates groups and grants requests that fit now."""
+        """Creates the groups and grants the requests that fit now."""
         for group in list(self.groups.values()):
             if group.state in ("PENDING", "RESCHEDULING"):
                 self._create_gang(group)
@@ -317,13 +320,13 @@ class Placement:
     # Placement groups.
 
     def _create_gang(self, group: Group) -> None:
-        """Creates a group, and with it those that are to be created together: all of them, or none."""
+        """Creates a group together with the other groups of its gang: all of them, or none."""
         gang = [group]
         if group.gang and group.state == "PENDING":
             name, size = group.gang
             members = [g for g in self.groups.values() if g.gang and g.gang[0] == name]
             if len(members) < size:
-                return  # the others have not been asked for yet
+                return  # the other groups have not been requested yet
             gang = [g for g in members if g.state == "PENDING"]  # the others were removed
         for i, one in enumerate(gang):
             if not self._hold(one):
@@ -336,7 +339,7 @@ class Placement:
             one.changed.set()
 
     def _hold(self, group: Group) -> bool:
-        """Holds the bundles of a group that are not held yet: all of them, or none."""
+        """Reserves the bundles of a group that are not held yet: all of them, or none."""
         chosen = self._nodes_for(group)
         if chosen is None:
             return False
@@ -347,7 +350,7 @@ class Placement:
         return True
 
     def _nodes_for(self, group: Group) -> dict[int, Node] | None:
-        """A node for each bundle that has none, by index; None: they do not fit all."""
+        """Chooses a node for each bundle that is not held, by index. Returns None if they do not all fit."""
         alive = sorted((n for n in self.nodes.values() if n.alive), key=lambda n: n.order)
         missing = [i for i in range(len(group.demands)) if i not in group.rooms]
         missing.sort(key=lambda i: sorted(((n in DEVICES, a) for n, a in group.demands[i].items()), reverse=True), reverse=True)
@@ -370,7 +373,7 @@ class Placement:
     def _assign(
         self, group: Group, order: Iterable[int], nodes: list[Node], rank: Callable[[dict[str, int], Node], Any], once: bool
     ) -> dict[int, Node] | None:
-        """Gives each bundle the first node by rank that has room for it. once: a node of its own."""
+        """Assigns to each bundle the lowest-ranked node that has room for it; once: no node gets two bundles."""
         chosen: dict[int, tuple[Node, dict[str, dict[int, int]]]] = {}
         used: dict[str, int] = {}
         try:
@@ -392,7 +395,7 @@ class Placement:
         group.rooms = {}
 
     def remove_group(self, id: str, why: str) -> list[str]:
-        """Removes a group: requests that wait for it fail, and what runs in it is evicted. Returns the keys of the latter."""
+        """Removes a group. Requests waiting for it fail; allocations in it are dropped, and their keys returned."""
         group = self.groups.get(id)
         if group is None or group.state == "REMOVED":
             return []
@@ -413,20 +416,21 @@ class Placement:
         return inside
 
     def owner_ended(self, owner: str) -> list[str]:
-        """The process has ended: its groups end with it, unless they are detached. Returns the keys of what ran in them."""
+        """Removes the groups of an ended process, except detached ones. Returns the keys of the allocations in them."""
         inside: list[str] = []
         for group in list(self.groups.values()):
             if group.owner == owner and not group.detached and group.state != "REMOVED":
                 inside += self.remove_group(group.id, f"the creator of the placement group {group.id} has ended")
         return inside
 
-    # What other processes ask for.
+    # Methods called by other processes.
 
     def rpc_create_group(
         self, id: str, name: str, namespace: str, owner: str, detached: bool, bundles: list[dict[str, float]], strategy: str, target: str,
         gang: list[Any] | None = None,
     ) -> str:
-        """Queues a group; gang: the name and the number of the groups that are created together with it. Returns an empty text, or why it is refused."""
+        """Queues a group; gang: name and size of the set of groups to create together. Returns an empty string, or the reason for a
+        refusal."""
         if name and any(g.name == name and g.namespace == namespace and g.state != "REMOVED" for g in self.groups.values()):
             return f"Failed to create placement group '{id}' because name '{name}' already exists."
         self.groups[id] = Group(id, name, namespace, owner, detached, [{k: float(v) for k, v in b.items()} for b in bundles], strategy, target)
@@ -438,7 +442,7 @@ class Placement:
         return {"kill": self.remove_group(id, f"the placement group {id} was removed")}
 
     async def rpc_wait_group(self, id: str, timeout: float) -> str:
-        """Waits until the group is created or removed, at most timeout seconds (negative: without an end); its state then."""
+        """Waits until the group is created or removed, for at most timeout seconds (negative: without limit). Returns its state."""
         group = self.groups.get(id)
         if group is None:
             return ""
@@ -457,7 +461,7 @@ class Placement:
         return [g.row() for g in self.groups.values()]
 
     def rpc_group_named(self, name: str, namespace: str) -> str:
-        """The id of a group by name; empty: there is none."""
+        """Returns the id of the group with this name, or an empty string."""
         return next((g.id for g in self.groups.values() if g.name == name and g.namespace == namespace and g.state != "REMOVED"), "")
 
     def rpc_nodes(self) -> list[dict[str, Any]]:
@@ -470,19 +474,19 @@ class Placement:
         ]
 
     def rpc_refresh(self, found: list[dict[str, Any]]) -> dict[str, Any]:
-        """Takes over the nodes that the head knows: name, address, total, labels. Those that are missing are dead."""
+        """Replaces the node list by the head's: name, address, total, labels. Nodes missing from it are marked dead."""
         for one in found:
             self.add_node(one["name"], one["address"], one["total"], one.get("labels"))
         there = {one["name"] for one in found}
         return {"kill": [key for n in list(self.nodes.values()) if n.alive and n.name not in there for key in self.remove_node(n.name)]}
 
     def rpc_waiting(self) -> list[dict[str, float]]:
-        """The demands of requests that wait."""
+        """Returns the demands of the waiting requests."""
         return [demand for _, demand, _, future in self.waiting.values() if not future.done()]
 
 
 def totals(node: dict[str, Any], address: str, head: bool, declared: dict[str, Any] | None = None) -> dict[str, float]:
-    """The resources of a node as the head lists it (see cmd/libtroupe/resources.go); declared amounts replace what was found."""
+    """Returns the resources of a node as listed by the head (see cmd/libtroupe/resources.go). Declared amounts override detected ones."""
     found = {"CPU": float(node["cpus"]), "GPU": float(len(node["devices"] or [])), "memory": float(node["memory"])}
     found |= {name: amount / 1000 for name, amount in (node.get("resources") or {}).items()}
     found |= {name: float(amount) for name, amount in (declared or {}).items() if amount is not None}
