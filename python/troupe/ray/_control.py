@@ -84,7 +84,7 @@ class Control:
         self._declared: dict[str, Any] = {}
         self._address = ""
         self._refresher: asyncio.Task[None] | None = None
-        self._awaited: dict[str, tuple[asyncio.Future[None], dict[str, int]]] = {}  # actors whose handles arrived before the request to create them: a future and the handle counts, by id
+        self._awaited: dict[str, tuple[asyncio.Future[None], dict[str, int]]] = {}  # actors not created yet whose handles arrived, with the counts of these
         self._groups: dict[str, _groups.Group] = {}  # actor groups being formed or broken up, by name
         self._turns: dict[str, dict[Any, Any]] = {}  # by caller, the number of its next call and the futures of calls waiting for their turn
 
@@ -257,7 +257,7 @@ class Control:
             self._end_actor(actor, str(err))
             return
         except Exception as err:
-            await asyncio.wait([ended], timeout=_DEATH_PATIENCE if actor.cluster is not None else _NODE_PATIENCE)  # let _watch_actor report the reason
+            await asyncio.wait([ended], timeout=_DEATH_PATIENCE if actor.cluster is not None else _NODE_PATIENCE)  # _watch_actor reports the reason
             if actor.role == role:
                 self._end_actor(actor, actor.kill_reason or f"The actor died because it could not be started: {err}")
             return

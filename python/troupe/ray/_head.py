@@ -1,6 +1,7 @@
-"""The process of a shared session: `troupe up`, and the control service on it. `python -m troupe.ray._head SPEC`, SPEC in JSON.
+"""The process of a shared session, which runs `troupe up` and serves the control service: `python -m troupe.ray._head SPEC`, with SPEC in
+JSON.
 
-A head that dies is started again on its store and address: the agents, the workers and this process continue, and calls with them.
+A head that dies is restarted on the same store and address. The agents, the workers, this process and pending calls continue.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import troupe
 from .. import _core
 from . import _heads
 
-_OFTEN, _OFTEN_WITHIN = 5, 60.0  # starts of a head within so many seconds after which it is not started again
+_OFTEN, _OFTEN_WITHIN = 5, 60.0  # a head that was started this many times within this many seconds is not restarted
 
 
 def main() -> int:
@@ -39,15 +40,15 @@ def main() -> int:
 
 
 class Head:
-    """The process of `troupe up`."""
+    """The `troupe up` process."""
 
     def __init__(self, spec: dict[str, Any], run: str) -> None:
         self._spec, self._run = spec, run
         self._process: subprocess.Popen[bytes] | None = None
-        self._started: list[float] = []  # when it was started, of late
+        self._started: list[float] = []  # times of the recent starts
 
     def start(self) -> dict[str, Any]:
-        """Starts it and waits until it is ready; what it says of itself, empty if it does not start."""
+        """Starts the head and waits until it is ready. Returns the fields it reports, or an empty dict if it did not start."""
         self._started = [*(t for t in self._started if t > time.monotonic() - _OFTEN_WITHIN), time.monotonic()]
         self._process = _start_head(self._spec, self._run)
         assert self._process.stdout is not None
@@ -55,7 +56,7 @@ class Head:
         return dict(json.loads(line)) if line.strip() else {}
 
     def keep_up(self) -> bool:
-        """Starts it again if it has died; False: it dies too often, or does not start."""
+        """Restarts the head if it has died. Returns False if it dies too often or does not start."""
         assert self._process is not None
         if self._process.poll() is None:
             return True
@@ -106,7 +107,7 @@ def _serve(spec: dict[str, Any], said: dict[str, Any], ended: threading.Event, h
 
 
 def _until_closed(ended: threading.Event) -> None:
-    """The process that started this one has closed its end, or has died."""
+    """Sets ended when the process that started this one closes the pipe or dies."""
     try:
         while os.read(0, 4096):
             pass

@@ -1,8 +1,8 @@
-"""Sessions of this machine that several drivers share: a head with its control service, and further nodes.
+"""Sessions on this machine that several drivers share: a head with its control service, and additional nodes.
 
-`ray start --head` and cluster_utils.Cluster start a process of `_head`, which runs `troupe up` and serves the control service;
-`ray start --address` and Cluster.add_node run `troupe join`. Each writes a file in the folder of this user, so that drivers find the
-address and the token, and `ray stop` finds the processes.
+`ray start --head` and cluster_utils.Cluster start a `_head` process, which runs `troupe up` and the control service. `ray start --address`
+and Cluster.add_node run `troupe join`. Each process writes a file to this user's folder, where drivers find the address and the token, and
+`ray stop` finds the processes.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any
 
 from .. import _core
 
-_START = 60.0  # seconds for a process to say that it is ready
+_START = 60.0  # seconds a process has to report that it is ready
 IP_LABEL = "ray-node-ip"
 
 
 def folder() -> str:
-    """The folder of this user's sessions."""
+    """Returns the folder of this user's sessions, creating it if needed."""
     path = os.path.join(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir(), f"troupe-ray-{os.getuid()}")
     os.makedirs(path, mode=0o700, exist_ok=True)
     if os.stat(path).st_uid != os.getuid():
@@ -33,8 +33,8 @@ def folder() -> str:
 
 
 def known(kind: str = "") -> list[dict[str, Any]]:
-    """The heads ("head"), joined nodes ("node") and sessions that a driver's init has started ("session") of this machine that run, the
-    newest first."""
+    """Returns the running processes announced on this machine, newest first: heads ("head"), joined nodes ("node") and sessions started by
+    a driver's init ("session")."""
     found = []
     for name in os.listdir(folder()):
         path = os.path.join(folder(), name)
@@ -68,7 +68,7 @@ def remove(path: str) -> None:
 
 
 def write(kind: str, file: str, **entry: Any) -> str:
-    """Announces a process of this machine; the path of its file."""
+    """Announces a process of this machine and returns the path of its file."""
     path = os.path.join(folder(), f"{kind}-{file}.json")
     with open(path + ".new", "w") as f:
         json.dump({"kind": kind, "pid": os.getpid(), "since": time.time(), **entry}, f)
@@ -82,14 +82,14 @@ def _same(address: str, entry: dict[str, Any]) -> bool:
 
 
 def resolve(address: str | None) -> dict[str, Any] | None:
-    """How a driver reaches the session that address names: url, token_file, fingerprint for troupe.init. None: it starts one of its own.
-    ConnectionError: there is no such session."""
+    """Returns the url, token_file and fingerprint for troupe.init to reach the session at address, or None if the driver is to start its
+    own. Raises ConnectionError if address is "auto" and no session is running."""
     if address == "local":
         return None
     if address in (None, ""):
         address = os.environ.get("RAY_ADDRESS") or None
         if address is None:
-            running = [entry for entry in known("head") if entry.get("stays")]  # of `ray start`, not of a Cluster object
+            running = [entry for entry in known("head") if entry.get("stays")]  # started by `ray start`, not by a Cluster object
             return _access(running[0]) if running else None
     if address == "auto":
         address = os.environ.get("RAY_ADDRESS", "auto")
@@ -112,7 +112,7 @@ def _access(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def devices(num_gpus: float | None) -> str:
-    """--gpus for an amount of GPUs: those of the machine where it has as many, else simulated ones."""
+    """Returns the --gpus argument for a number of GPUs: the machine's own if it has exactly that many, simulated ones otherwise."""
     if num_gpus is None:
         return "auto"
     count = int(num_gpus)
@@ -126,14 +126,14 @@ def devices(num_gpus: float | None) -> str:
 
 
 def declared(num_cpus: float | None, resources: dict[str, float] | None, memory: float | None, object_store_memory: float | None = None) -> str:
-    """--resources for the amounts that a node declares, or empty."""
+    """Returns the --resources argument for the amounts that a node declares, or an empty string."""
     override = json.loads(os.environ.get("RAY_OVERRIDE_RESOURCES") or "{}")
     override.pop("GPU", None)
     amounts = {
         **(resources or {}), **({} if num_cpus is None else {"CPU": int(num_cpus)}), **({} if memory is None else {"memory": f"{int(memory)}"}),
         **({} if object_store_memory is None else {"object_store_memory": int(object_store_memory)}), **override,
     }  # fmt: skip
-    amounts.pop("object_store_memory", None)  # values are not kept in a store of their own
+    amounts.pop("object_store_memory", None)  # there is no separate object store
     return json.dumps(amounts) if amounts else ""
 
 
@@ -147,7 +147,7 @@ def start_head(
     *, port: int = 0, num_cpus: float | None = None, num_gpus: float | None = None, resources: dict[str, float] | None = None,
     memory: float | None = None, name: str = "", ip: str = "127.0.0.1", stay: bool = False,
 ) -> tuple[subprocess.Popen[bytes] | None, dict[str, Any]]:  # fmt: skip
-    """Starts a head with its control service. stay: it outlives this process, and ends with stop()."""
+    """Starts a head with its control service. stay: the head outlives this process and runs until stop()."""
     spec = {
         "port": port, "gpus": devices(override_gpus(num_gpus)), "resources": declared(num_cpus, resources, memory), "name": name, "ip": ip, "stay": stay,
     }  # fmt: skip
@@ -159,7 +159,7 @@ def join(
     entry: dict[str, Any], *, num_cpus: float | None = None, num_gpus: float | None = None, resources: dict[str, float] | None = None,
     memory: float | None = None, name: str = "", ip: str = "127.0.0.1", stay: bool = False,
 ) -> tuple[subprocess.Popen[bytes] | None, dict[str, Any]]:  # fmt: skip
-    """Starts an agent that offers this machine, or a pretended one, to a head."""
+    """Starts an agent that offers this machine, possibly with simulated resources, to a head."""
     name = name or f"node-{os.urandom(6).hex()}"
     run = tempfile.mkdtemp(prefix="troupe-ray-node-")
     command = [
@@ -180,12 +180,12 @@ def join(
 
 
 def own_address(url: str) -> str:
-    """The address of this machine on the way to a head: where other nodes of the head reach it."""
+    """Returns the address of this machine that it uses to reach a head, and at which the head's other nodes reach it."""
     host, _, port = url.rpartition("://")[2].rpartition(":")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((host.strip("[]"), int(port or 1)))  # nothing is sent: the kernel chooses the source address
+            probe.connect((host.strip("[]"), int(port or 1)))  # connect on a UDP socket sends nothing; the kernel only chooses the source address
             return str(probe.getsockname()[0])
         except OSError:
             return "127.0.0.1"
@@ -196,13 +196,13 @@ def _clean_environment() -> dict[str, str]:
 
 
 def _python_path() -> str:
-    """So that the head finds this package as this process does."""
+    """Returns a PYTHONPATH with which the head imports this same package."""
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     return os.pathsep.join(dict.fromkeys([package, *os.environ.get("PYTHONPATH", "").split(os.pathsep)])).rstrip(os.pathsep)
 
 
 def _start(command: list[str], stay: bool, env: dict[str, str]) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
-    """Runs a program that says one line of JSON when it is ready."""
+    """Starts a program and waits for the line of JSON that it prints when ready."""
     handle, path = tempfile.mkstemp(prefix="troupe-ray-", suffix=".log")
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL if stay else subprocess.PIPE, stdout=subprocess.PIPE, stderr=handle, env=env, start_new_session=True)
     os.close(handle)
@@ -228,7 +228,7 @@ def _first_line(process: subprocess.Popen[bytes]) -> bytes:
 
 
 def end_process(process: subprocess.Popen[bytes], patience: float = 15.0) -> None:
-    """Ends a process that start_head or join started: in order, then by force."""
+    """Ends a process started by start_head or join: by closing its standard input and SIGTERM, then by SIGKILL."""
     if process.stdin is not None:
         try:
             process.stdin.close()
@@ -246,7 +246,7 @@ def end_process(process: subprocess.Popen[bytes], patience: float = 15.0) -> Non
 
 
 def stop(force: bool = False, patience: float = 16.0) -> tuple[int, int]:
-    """Ends the sessions and nodes of this user on this machine. How many processes there were, and how many were killed."""
+    """Ends this user's heads and nodes on this machine. Returns the number of processes and of those killed because they outlived patience."""
     entries = sorted((e for e in known() if e["kind"] != "session"), key=lambda e: e["kind"] == "head")  # nodes before their head
     for entry in entries:
         _signal(entry["pid"], signal.SIGKILL if force and entry["kind"] == "node" else signal.SIGTERM)

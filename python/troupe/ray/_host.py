@@ -677,7 +677,7 @@ class RayHost(_worker.Host):
         super().__init__(assignment)
         shared = self.config["ray"]
         fields = {**shared, **shared["ranks"][self.rank]}
-        self.process = self.role if self.world == 1 else f"{self.role}@{self.rank}"  # the name by which other processes of the session reach this one
+        self.process = self.role if self.world == 1 else f"{self.role}@{self.rank}"  # the name by which other processes reach this one
         self.instance: Any = None
         self.cancelling = ""
         if fields["troupe_ray"]:  # Troupe's variables are not passed on in a role's environment

@@ -1,6 +1,6 @@
-"""What there is of Ray: each name with what it does here. `python -m troupe.ray._names` prints docs/ray.md.
+"""The supported part of Ray's API: each name with its behaviour here. `python -m troupe.ray._names` prints docs/ray.md.
 
-Tables of refused names and of parameters without effect are taken from the modules that refuse or ignore them.
+The tables of refused names and of ignored parameters come from the modules that refuse or ignore them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 SAME, DIFFERENT, IMPORT = "same", "different", "import only"
 
-# By module: name, status, how it differs.
+# By module: name, status, difference from Ray.
 NAMES: dict[str, list[tuple[str, str, str]]] = {
     "ray": [
         ("init", DIFFERENT, "connects to the session that `address`, RAY_ADDRESS or a running `ray start --head` names, else starts one of its own; "
@@ -149,7 +149,7 @@ This page is made from the code: `python -m troupe.ray._names > docs/ray.md`.
 
 
 def rows() -> list[tuple[str, str, str, str]]:
-    """(module, name, status, note) of every name."""
+    """Returns (module, name, status, note) for every name."""
     return [(module, *row) for module, names in NAMES.items() for row in names]
 
 
@@ -178,7 +178,7 @@ def _refusals() -> list[tuple[str, str]]:
 
 
 def document() -> str:
-    """docs/ray.md."""
+    """Returns the text of docs/ray.md."""
     from . import _session
     from .scripts import scripts
 
@@ -194,7 +194,7 @@ def document() -> str:
 
 
 def resolve(module: str, name: str) -> Any:
-    """The object that a row names, in this package."""
+    """Returns the object of this package that a row names."""
     found = importlib.import_module(f"{__package__}{module[3:]}")
     return getattr(found, name)
 

@@ -1,6 +1,6 @@
-"""Options of actors, tasks and methods: what there is, and which values are taken.
+"""Options of actors, tasks and methods: their names and accepted values.
 
-Scheduling strategies are objects of ray.util.scheduling_strategies; each has to_wire(), which gives the form of _placement.py.
+Scheduling strategies are instances of ray.util.scheduling_strategies classes, whose to_wire() returns the form that _placement.py takes.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ METHOD = {
 
 
 def refuse(feature: str, instead: str) -> NotImplementedError:
-    """The error of something that this package does not do."""
+    """Returns the error for a feature that this package does not support."""
     return NotImplementedError(f"{feature} is not in troupe.ray; nearest in Troupe: {instead}")
 
 
 class RefusedAttribute(NotImplementedError, AttributeError):
-    """A name that is refused: NotImplementedError for a program that uses it, AttributeError for hasattr and getattr with a default."""
+    """The error for an unsupported name: a NotImplementedError for code that uses it, an AttributeError for hasattr and getattr with a
+    default."""
 
 
 def refuse_attribute(feature: str, instead: str) -> RefusedAttribute:
@@ -123,7 +124,7 @@ def check_actor(options: dict[str, Any]) -> None:
 
 
 def _check_count(key: str, value: Any) -> None:
-    """A number of attempts, or -1 for as many as needed."""
+    """Checks a number of attempts; -1 means unlimited."""
     if value is None:
         return
     if not isinstance(value, int) or isinstance(value, bool):
@@ -166,7 +167,7 @@ def _check_retried(value: Any) -> None:
 
 
 def exceptions_to_wire(value: Any) -> Any:
-    """retry_exceptions as a handle carries it: a boolean, or the pickled exceptions."""
+    """Returns retry_exceptions as a handle carries it: a boolean, or the pickled exception classes."""
     if value is None or isinstance(value, bool):
         return bool(value)
     import cloudpickle
@@ -175,7 +176,7 @@ def exceptions_to_wire(value: Any) -> Any:
 
 
 def is_retried(frame: list[Any], wire: Any) -> bool:
-    """Whether a call that failed with this frame is made again."""
+    """Returns whether a call that failed with this frame is retried."""
     if not wire:
         return False
     import pickle
@@ -203,7 +204,7 @@ def check_namespace(namespace: Any) -> None:
 
 
 def demand(options: dict[str, Any], cpus: float) -> dict[str, float]:
-    """The resources that options ask for; cpus is the default of num_cpus."""
+    """Returns the resources that the options request; cpus is the default for num_cpus."""
     found = {
         "CPU": cpus if options.get("num_cpus") is None else float(options["num_cpus"]),
         "GPU": float(options.get("num_gpus") or 0),
@@ -214,7 +215,7 @@ def demand(options: dict[str, Any], cpus: float) -> dict[str, float]:
 
 
 def strategy(options: dict[str, Any], parent: Any = None) -> Any:
-    """The scheduling strategy in its wire form. parent: the placement group of the actor or task that asks."""
+    """Returns the scheduling strategy in wire form. parent: the placement group of the calling actor or task."""
     given = options.get("scheduling_strategy")
     group = options.get("placement_group")
     if group is not None and group != "default" and given is not None:
@@ -237,7 +238,7 @@ def strategy(options: dict[str, Any], parent: Any = None) -> Any:
     if options.get("placement_group_bundle_index", -1) not in (-1, None):
         raise ValueError("If placement group is not set, the value of bundle index must be -1.")
     if "placement_group" in options and group is None:
-        return None  # not that of the parent
+        return None  # an explicit None opts out of the parent's group
     return parent if parent is not None and parent.get("capture") else None
 
 
@@ -254,7 +255,7 @@ def _warn_of_group_option() -> None:
 
 
 def check_fits(strategy: Any, demand: dict[str, float], what: str) -> None:
-    """Refuses what no bundle of its placement group could hold."""
+    """Raises an error if no bundle of the placement group could hold the demand."""
     if isinstance(strategy, dict) and strategy["kind"] == "placement_group":
         from .util.placement_group import check_fits
 
@@ -262,13 +263,14 @@ def check_fits(strategy: Any, demand: dict[str, float], what: str) -> None:
 
 
 def membership(strategy: Any) -> Any:
-    """The placement group of an actor or task with this strategy, as a strategy for any of its bundles, or None. What the actor or task
-    creates is placed by it where it says so ("capture")."""
+    """Returns the placement group of an actor or task with this strategy, as a strategy for any of its bundles, or None. If its "capture"
+    is set, the group also applies to what the actor or task creates."""
     return {**strategy, "bundle": -1} if isinstance(strategy, dict) and strategy["kind"] == "placement_group" else None
 
 
 def environment(runtime_env: Any) -> dict[str, Any]:
-    """A runtime environment as a plain dict: env_vars, working_dir, py_executable. Others are refused."""
+    """Returns a runtime environment as a plain dict with env_vars, working_dir and py_executable. Refuses other fields that are set, except
+    config and excludes, which are ignored."""
     if runtime_env is None:
         return {}
     plain = dict(runtime_env.items()) if hasattr(runtime_env, "items") else None
@@ -304,13 +306,13 @@ def _env_vars(value: Any) -> dict[str, str]:
             raise TypeError(f"runtime_env['env_vars'] must be of type Dict[str, str], but the key {name} is of type {type(name)}.")
         if not isinstance(text, str):
             raise TypeError(f"runtime_env['env_vars'] must be of type Dict[str, str], but the value {text} is of type {type(text)}.")
-        if not _launch.set_by_troupe(name):  # programs pass their whole environment on
+        if not _launch.set_by_troupe(name):  # programs often pass on their whole environment
             out[name] = text
     return out
 
 
 def merged(job: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """The job's environment with a worker's own over it."""
+    """Returns the job's environment, overridden by a worker's own."""
     out = {**job, **own}
     variables = {**job.get("env_vars", {}), **own.get("env_vars", {})}
     if variables:

@@ -1,4 +1,4 @@
-"""init and shutdown: this process as a driver."""
+"""init and shutdown of this process as a driver."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from .. import _core, _errors, _launch
 from .. import _session as _troupe_session
 from . import _control, _heads, _host, _objects, _options, _state
 
-_NAMESPACE = "ray"  # Troupe's namespace of every session of this package
+_NAMESPACE = "ray"  # Troupe namespace of all sessions of this package
 _lock = threading.RLock()
 _at_exit = False
 
-# Parameters of init that change nothing here: there is no dashboard, and values are not spilled.
+# Parameters of init that are accepted without effect, since there is no dashboard and values are not spilled. log_to_driver is an
+# exception: init uses it.
 _WITHOUT_EFFECT = {
     "include_dashboard", "dashboard_host", "dashboard_port", "configure_logging", "logging_level", "logging_format", "logging_config", "log_to_driver",
     "object_store_memory", "_redis_max_memory", "_plasma_directory", "_temp_dir", "_system_config", "_tracing_startup_hook", "_metrics_export_port",
@@ -32,7 +33,7 @@ _WITHOUT_EFFECT = {
 
 
 class RayContext(dict[str, Any]):
-    """What init gives: the address of the session, and a context manager that ends it."""
+    """The result of init: the address of the session, and a context manager that ends it."""
 
     def __init__(self, state: _state.State) -> None:
         info = {
@@ -57,7 +58,7 @@ class RayContext(dict[str, Any]):
 
 
 class DriverService:
-    """What other processes may call in a driver: its objects."""
+    """The methods of a driver that other processes can call, to reach its objects."""
 
     def __init__(self, store: _objects.Store) -> None:
         self._store = store
@@ -106,7 +107,7 @@ def init(
     job_config: Any = None,
     **others: Any,
 ) -> RayContext:
-    """Connects to a session, or starts a local one. num_cpus, num_gpus and resources are pretended amounts."""
+    """Connects to a session, or starts a local one. num_cpus, num_gpus and resources override the detected amounts."""
     unknown = [k for k in others if k not in _WITHOUT_EFFECT]
     if unknown:
         raise RuntimeError(f"Unknown keyword argument(s): {', '.join(unknown)}")
@@ -138,7 +139,7 @@ def init(
 
 
 def _given_resources(num_cpus: float | None, num_gpus: float | None, resources: dict[str, float] | None) -> dict[str, float]:
-    """The amounts that the session pretends to have."""
+    """Returns the resource amounts that the session claims to have."""
     override = json.loads(os.environ.get("RAY_OVERRIDE_RESOURCES") or "{}")
     given = {**(resources or {}), **({} if num_cpus is None else {"CPU": num_cpus}), **({} if num_gpus is None else {"GPU": num_gpus})}
     return {k: float(v) for k, v in {**given, **override}.items()}
@@ -196,7 +197,7 @@ def _open(address: str | None, resources: dict[str, float], namespace: str | Non
 
 
 def _serve(served: Any, name: str) -> Any:
-    """Serves an object on an event loop of its own, also where init is called inside one, which may be blocked later."""
+    """Serves an object on its own event loop, even if init is called inside another loop, which may block later."""
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         return thread.submit(troupe.serve, served, name, max_concurrency=1_000_000).result()
 
@@ -209,7 +210,7 @@ def _environment() -> dict[str, str]:
 
 
 def shutdown(_exiting_interpreter: bool = False) -> None:
-    """Ends this driver: its actors end, except detached ones of a session that others share."""
+    """Ends this driver. Its actors end, except detached ones in a session shared with other drivers."""
     from . import actor, remote_function
 
     with _lock:
@@ -221,7 +222,7 @@ def shutdown(_exiting_interpreter: bool = False) -> None:
         try:
             _state.control_call("end_job", state.job_id, timeout=10)
         except Exception:
-            pass  # the session is gone already
+            pass  # the session is already gone
         _state.set_current(None)
         actor.forget_all()
         remote_function._submitters.clear()

@@ -1,4 +1,4 @@
-"""Decorated functions: tasks on leased workers."""
+"""Remote functions: tasks that run on leased workers."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from . import _context, _objects, _options, _state, exceptions
 from ._objects import ERROR, Entry, ObjectRef
 from .actor import check_arguments, dependencies, split_arguments
 
-_MOST_REQUESTS = 64  # leases of one kind that a process asks for at once
-_RETRIES = 3  # of a task whose worker died
+_MOST_REQUESTS = 64  # lease requests of one shape that a process has pending at once
+_RETRIES = 3  # default number of retries of a task whose worker died
 
 
 class RemoteFunction:
-    """A function whose .remote(…) runs it on a worker."""
+    """A decorated function; .remote(…) runs it on a worker."""
 
     __name__: str
 
@@ -50,7 +50,7 @@ class RemoteFunction:
         return self._remote(args, kwargs)
 
     def options(self, **options: Any) -> RemoteFunction:
-        """The function with other options."""
+        """Returns this function with some options overridden."""
         _options.check_task(options)
         changed = RemoteFunction(self._function, {**self._default_options, **options})
         changed._pickled = self._pickled
@@ -105,7 +105,7 @@ class RemoteFunction:
 
 
 class Task:
-    """A task that is waiting, or under way."""
+    """A task that is waiting or running."""
 
     def __init__(
         self, id: str, function: str, name: str, digest: bytes, pickled: bytes, frame: list[Any], contents: Any, refs: list[ObjectRef], entries: list[Entry],
@@ -119,10 +119,10 @@ class Task:
         self.env: dict[str, Any] = {}
         self.captures: Any = None
         self.retries = 0
-        self.retried: Any = None  # exceptions that are retried
-        self.once = False  # its worker runs no other task: devices are free again when its process ends
+        self.retried: Any = None  # the exceptions that are retried
+        self.once = False  # whether the worker process ends after this task, which frees its devices
         self.cancelled = False
-        self.worker: Any = None  # the handle of the worker that runs it
+        self.worker: Any = None  # the Troupe handle of the worker that runs the task
         self.shape = ""
 
     def fail(self, frame: list[Any]) -> None:
@@ -148,14 +148,14 @@ class Task:
 
 
 class Submitter:
-    """The tasks of this process: each waits for its dependencies, then for a leased worker of its shape."""
+    """The tasks of this process. Each waits for its dependencies, then for a leased worker of its shape."""
 
     def __init__(self, state: Any) -> None:
         self.state = state
         self._lock = threading.RLock()
-        self._ready: dict[str, deque[Task]] = {}  # by shape
-        self._requests: dict[str, dict[str, None]] = {}  # by shape, leases that were asked for
-        self._blocked: set[Task] = set()  # wait for dependencies
+        self._ready: dict[str, deque[Task]] = {}  # tasks without missing dependencies, by shape
+        self._requests: dict[str, dict[str, None]] = {}  # pending lease requests, by shape
+        self._blocked: set[Task] = set()  # tasks that wait for dependencies
 
     def submit(self, task: Task) -> None:
         task.shape = json.dumps([task.demand, task.strategy, task.env, task.captures], sort_keys=True)
@@ -183,7 +183,7 @@ class Submitter:
         self._request(task)
 
     def _request(self, task: Task) -> None:
-        """Asks for another lease, where there are more tasks than requests."""
+        """Requests another lease if there are more ready tasks than pending requests."""
         with self._lock:
             requests = self._requests.setdefault(task.shape, {})
             if len(requests) >= min(len(self._ready.get(task.shape, ())), _MOST_REQUESTS):
@@ -195,7 +195,7 @@ class Submitter:
         )
 
     def withdraw(self, task: Task) -> bool:
-        """Takes a task back that has not been sent."""
+        """Removes a task that has not been sent. Returns whether it was found."""
         with self._lock:
             if task in self._blocked:
                 self._blocked.discard(task)
@@ -239,7 +239,7 @@ class Submitter:
             return queue.popleft() if queue else None
 
     def _run_next(self, sample: Task, lease: str, found: dict[str, Any], handle: Any, error: BaseException | None) -> None:
-        """Sends the next task to a leased worker; without one the lease ends."""
+        """Sends the next task to a leased worker, or ends the lease if there is no task."""
         if error is not None:
             self.state.control.notify("end_lease", lease)
             self._retry_requests(sample)
@@ -285,7 +285,7 @@ class Submitter:
         self._run_next(task, lease, found, handle, None)
 
     def _lost(self, task: Task, lease: str, err: _errors.Error) -> None:
-        """The worker died: the task runs again, as often as it may."""
+        """Handles the death of a task's worker: retries the task if retries are left."""
         self.state.control.notify("end_lease", lease)
         task.worker = None
         if task.cancelled:
