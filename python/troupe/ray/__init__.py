@@ -1,14 +1,14 @@
-"""Ray's API on Troupe: `import troupe.ray as ray`, or `python -m troupe.ray SCRIPT` for programs that say `import ray`.
+"""Ray's API on Troupe: `import troupe.ray as ray`, or `python -m troupe.ray SCRIPT` for programs that `import ray`.
 
-Modules, and what is in each:
+Modules:
     __init__, _session      init, shutdown, namespaces, implicit init
-    _state                  the current session; control_call and control_async ask the control service
-    _control                the service that knows jobs, actors, names, handles, workers of tasks
-    _placement              resources of nodes, placement groups, which request runs where
+    _state                  the current session; control_call and control_async call the control service
+    _control                the control service: jobs, actors, names, handles, task workers
+    _placement              resources of nodes, placement groups, scheduling of requests
     _objects                ObjectRef, get, put, wait, cancel; Promise: a reference whose value is set later
-    _host                   the process of an actor or of a worker for tasks
-    actor, remote_function  decorated classes and functions, handles
-    _options                options and their validation; refuse() makes the error of what is not supported
+    _host                   the process of an actor or of a task worker
+    actor, remote_function  actor classes, remote functions, handles
+    _options                options and their validation; refuse() creates the error for an unsupported feature
     exceptions, runtime_context, runtime_env, _ids
     util, cluster_utils, _private, experimental, _raylet, scripts      ray.util and the rest
 """
@@ -35,7 +35,7 @@ ObjectID = ObjectRef
 
 
 def remote(*args: Any, **options: Any) -> Any:
-    """Makes a function a task, and a class an actor: `@ray.remote`, `@ray.remote(num_cpus=2)`."""
+    """Turns a function into a remote function and a class into an actor class: `@ray.remote`, `@ray.remote(num_cpus=2)`."""
     if len(args) == 1 and not options and callable(args[0]):
         return _decorated(args[0], {})
     if args or not options:
@@ -66,7 +66,7 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'ray' has no attribute {name!r} in troupe.ray; see docs/ray.md")
 
 
-# What is imported when it is first used.
+# Names that are imported on first use.
 _LATE = {
     "util": ".util", "cluster_utils": ".cluster_utils", "_private": "._private", "experimental": ".experimental", "_raylet": "._raylet",
     "runtime_env": ".runtime_env", "nodes": "._nodes:nodes", "cluster_resources": "._nodes:cluster_resources",

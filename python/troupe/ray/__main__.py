@@ -1,8 +1,9 @@
-"""`python -m troupe.ray SCRIPT [ARGUMENTS]` and `python -m troupe.ray -m MODULE [ARGUMENTS]`: runs a program with `ray` as troupe.ray; with
-`--adapter NAME` before them, with the classes of an adapter in place of the framework's own.
+"""`python -m troupe.ray SCRIPT [ARGUMENTS]` or `python -m troupe.ray -m MODULE [ARGUMENTS]` runs a program with troupe.ray as its `ray`.
+With `--adapter NAME` first, the classes of an adapter replace those of the framework.
 
-The folder of the resolver comes first on PYTHONPATH, so that `import ray` gives troupe.ray in every process the program starts; a
-folder with the command `ray` comes first on PATH. TROUPE_RAY=1 says that it is so, with the adapters after it (1,verl); inside such a run both are set already.
+The resolver's folder is put first on PYTHONPATH, so that `import ray` imports troupe.ray in every process of the program, and a folder with
+the `ray` command first on PATH. TROUPE_RAY marks such a run and lists its adapters: 1, or 1,verl. Processes of the run inherit these
+variables.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def prepare(adapters: list[str]) -> None:
-    """Sets the environment of this process and of its children, and resolves `ray` here."""
+    """Sets the environment of this process and its children, and imports troupe.ray as `ray`."""
     resolver = os.path.join(_HERE, "_resolver")
     package = os.path.dirname(os.path.dirname(_HERE))
     _first("PYTHONPATH", resolver)

@@ -1,4 +1,4 @@
-"""The task or call that the current code runs."""
+"""The task or actor call that the current code belongs to."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 
 class Task:
-    """A task, or a call of an actor's method."""
+    """A task or an actor method call."""
 
     __slots__ = ("_children", "assigned", "cancelled", "devices", "function", "id", "lease", "name", "placement")
 
     def __init__(self, id: str, name: str, lease: str = "", devices: dict[str, list[str]] | None = None) -> None:
         self.id, self.name, self.lease = id, name, lease
         self.devices = devices or {}
-        self.function = name  # or method
+        self.function = name  # or method name
         self.assigned: dict[str, float] = {}
         self.placement: Any = None
         self.cancelled = False
@@ -23,7 +23,7 @@ class Task:
 
     @property
     def children(self) -> weakref.WeakSet[Any]:
-        """Entries of the calls that it made."""
+        """The entries of the calls that this task made."""
         if self._children is None:
             self._children = weakref.WeakSet()
         return self._children

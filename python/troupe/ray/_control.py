@@ -84,7 +84,7 @@ class Control:
         self._declared: dict[str, Any] = {}
         self._address = ""
         self._refresher: asyncio.Task[None] | None = None
-        self._awaited: dict[str, tuple[asyncio.Future[None], dict[str, int]]] = {}  # actors not created yet whose handles arrived, with the counts of these
+        self._awaited: dict[str, tuple[asyncio.Future[None], dict[str, int]]] = {}  # actors not created yet: creation future and handle counts, by id
         self._groups: dict[str, _groups.Group] = {}  # actor groups being formed or broken up, by name
         self._turns: dict[str, dict[Any, Any]] = {}  # by caller, the number of its next call and the futures of calls waiting for their turn
 

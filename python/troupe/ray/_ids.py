@@ -1,4 +1,4 @@
-"""Ids as Ray has them: fixed lengths, hex() and binary(), equal and hashed by value."""
+"""Ray's id types: fixed length, hex() and binary(), equality and hash by value."""
 
 from __future__ import annotations
 
@@ -88,11 +88,11 @@ OBJECT_ID_SIZE = 28
 
 
 def process_name(group: str, rank: int) -> str:
-    """The name of a process that is a rank of a group's role."""
+    """Returns the process name of a rank of a group's role."""
     return f"group-{group}@{rank}"
 
 
 def role_of(process: str) -> tuple[str, int]:
-    """The role and the rank of a process, by its name."""
+    """Returns the role and the rank of a process, from its name."""
     role, _, rank = process.partition("@")
     return role, int(rank or 0)

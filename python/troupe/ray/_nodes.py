@@ -13,7 +13,7 @@ def _rows() -> list[dict[str, Any]]:
 
 
 def nodes() -> list[dict[str, Any]]:
-    """The nodes, with the keys of Ray; ports and sockets that do not exist are 0 or empty."""
+    """Returns the nodes with Ray's keys. Ports are 0, and socket names are placeholders."""
     return [
         {
             "NodeID": n["node_id"], "Alive": n["alive"], "NodeManagerAddress": n["address"], "NodeManagerHostname": socket.gethostname(),
@@ -35,12 +35,12 @@ def _sum(kind: str) -> dict[str, float]:
 
 
 def cluster_resources() -> dict[str, float]:
-    """What all nodes have together."""
+    """Returns the total resources of all live nodes."""
     return _sum("total")
 
 
 def available_resources() -> dict[str, float]:
-    """What actors, tasks and placement groups leave of it; resources of which nothing is left are missing."""
+    """Returns the resources not used by actors, tasks and placement groups. A resource that is used up is missing."""
     return _sum("free")
 
 
@@ -53,14 +53,14 @@ def total_resources_per_node() -> dict[str, dict[str, float]]:
 
 
 def get_gpu_ids() -> list[Any]:
-    """The GPUs of this actor or task: numbers, or texts where CUDA_VISIBLE_DEVICES of the node has such. None in a driver."""
+    """Returns the GPUs assigned to this process: numbers, or strings for ids that are not numbers. Empty in a driver."""
     state = _state.current()
     found = [] if state is None else state.accelerators.get("GPU", [])
     return [int(i) if i.isdigit() else i for i in found]
 
 
 def timeline(filename: str | None = None) -> Any:
-    """Ray's profile of tasks. Troupe records none of them in this form: the list is empty; `troupe timeline` shows calls of roles."""
+    """Writes or returns an empty profile: Troupe does not record tasks in Ray's format. `troupe timeline` shows the calls of roles."""
     if filename is None:
         return []
     with open(filename, "w") as f:
@@ -69,13 +69,13 @@ def timeline(filename: str | None = None) -> Any:
 
 
 def node_ip() -> str:
-    """The address of this node, as others reach it."""
+    """Returns the IP address at which other nodes reach this one."""
     state = _state.current()
     if state is not None and state.node_ip:
         return str(state.node_ip)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("8.8.8.8", 80))  # nothing is sent: the kernel chooses the source address
+            probe.connect(("8.8.8.8", 80))  # connect on a UDP socket sends nothing; the kernel only chooses the source address
             return str(probe.getsockname()[0])
         except OSError:
             return "127.0.0.1"

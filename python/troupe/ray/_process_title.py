@@ -1,4 +1,4 @@
-"""The title of this process, as ps shows it."""
+"""The title of this process, as shown by ps."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 _room: tuple[int, int] | None = None
 _title = ""
-_libc = ctypes.PyDLL(None)  # its calls keep the interpreter lock: they are short
+_libc = ctypes.PyDLL(None)  # PyDLL calls keep the GIL; these calls are short
 _buffer: Any = None
-_encoded: dict[str, tuple[bytes, bytes]] = {}  # by title, the command line and the name of the thread
-_ENCODED = 1024  # titles that are kept
+_encoded: dict[str, tuple[bytes, bytes]] = {}  # command line and thread name, by title
+_ENCODED = 1024  # number of titles to cache
 
 
 def _area() -> tuple[int, int]:
-    """Where the kernel keeps the command line: the address and the size."""
+    """Returns the address and size of the process's command line in memory."""
     global _room
     if _room is None:
         try:
@@ -28,7 +28,7 @@ def _area() -> tuple[int, int]:
 
 
 def set_title(title: str) -> None:
-    """Sets the title; a long one is cut to the room that the first command line left."""
+    """Sets the title, truncated to the length of the original command line."""
     global _title, _buffer
     if title == _title:
         return

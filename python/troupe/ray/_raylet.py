@@ -11,7 +11,7 @@ __all__ = ["ActorID", "BaseID", "JobID", "NodeID", "ObjectRefGenerator", "Placem
 
 
 class ObjectRefGenerator:
-    """The type of a streaming generator's result, for isinstance; there are none."""
+    """The result type of streaming generators, for isinstance. It is never instantiated."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise refuse("ObjectRefGenerator", "a method that yields, which gives a troupe.ResultStream")

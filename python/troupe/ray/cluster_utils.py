@@ -1,4 +1,4 @@
-"""Several nodes on one machine: each is an agent of its own, with the resources it pretends to have."""
+"""Several nodes on one machine, each with its own agent and the resources that it declares."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ cluster_not_supported = False
 
 
 class Node:
-    """A node that a Cluster has started."""
+    """A node started by a Cluster."""
 
     def __init__(self, process: Any, said: dict[str, Any], *, head: bool, address: str) -> None:
         self.process, self.said, self.head = process, said, head
@@ -48,7 +48,7 @@ class Node:
         return bool(self.live_processes())
 
     def kill_raylet(self, check_alive: bool = True) -> None:
-        """Kills the agent, and the processes that it runs with it."""
+        """Kills the agent and its worker processes. A head is shut down instead."""
         self.end(graceful=False)
 
     def end(self, graceful: bool = True) -> None:
@@ -68,7 +68,7 @@ class Node:
 
 
 def _tree(pid: int) -> list[int]:
-    """A process and its descendants, the process first, so that it starts no more of them."""
+    """Returns a process and its descendants. The process comes first, so that it is killed before it can start more."""
     found = [pid]
     for parent in found:
         try:
@@ -85,7 +85,7 @@ def _tree(pid: int) -> list[int]:
 
 
 class Cluster:
-    """A head and nodes. Without initialize_head the first add_node starts the head."""
+    """A head and its nodes. Without initialize_head, the first add_node starts the head."""
 
     def __init__(self, initialize_head: bool = False, connect: bool = False, head_node_args: dict[str, Any] | None = None, shutdown_at_exit: bool = True) -> None:
         self.head_node: Node | None = None
@@ -117,7 +117,7 @@ class Cluster:
         self.connected = True
 
     def add_node(self, wait: bool = True, **node_args: Any) -> Node:
-        """Starts a node: num_cpus (1), num_gpus (0), resources, memory, node_name."""
+        """Starts a node. Options, with defaults: num_cpus (1), num_gpus (0), resources, memory, node_name."""
         amounts = {k: node_args.pop(k, default) for k, default in (("num_cpus", 1), ("num_gpus", 0), ("resources", None), ("memory", None))}
         name = node_args.pop("node_name", None) or f"node-{os.urandom(6).hex()}"
         if node_args.pop("labels", None):
@@ -140,7 +140,7 @@ class Cluster:
         return node
 
     def _names(self) -> set[str]:
-        """The living nodes, as the head knows them; empty: this process is no driver of the cluster."""
+        """Returns the names of the live nodes known to the head; empty if this process is not a driver of the cluster."""
         from . import _state
 
         if _state.current() is None or _state.require().address != self.address:
@@ -149,7 +149,8 @@ class Cluster:
         return {n["name"] for n in _state.control_call("placement", "nodes") if n["alive"]}
 
     def wait_for_nodes(self, timeout: float = 30) -> None:
-        """Waits until the head knows each living node, and no other. An agent that has said that it is ready is known."""
+        """Waits until the head's live nodes are exactly those of this object. Returns at once if this process is not a driver of the
+        cluster; the head knows an agent as soon as that has reported ready."""
         deadline = time.monotonic() + timeout
         wanted = {node.node_name for node in self.list_all_nodes()}
         while (known := self._names()) and known != wanted:
@@ -158,7 +159,7 @@ class Cluster:
             time.sleep(0.05)
 
     def remove_node(self, node: Node, allow_graceful: bool = True) -> None:
-        """Ends a node with what runs on it."""
+        """Ends a node and everything that runs on it."""
         node.end(allow_graceful)
         if node is self.head_node:
             self.head_node = None

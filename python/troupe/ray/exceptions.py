@@ -1,4 +1,4 @@
-"""The exceptions of Ray's API."""
+"""Exceptions of Ray's API."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class RayError(Exception):
-    """The root of all exceptions of this package."""
+    """The base class of all exceptions of this package."""
 
 
 class CrossLanguageError(RayError):
@@ -28,7 +28,7 @@ class TaskCancelledError(RayError):
 
 
 class RayTaskError(RayError):
-    """A task or a method raised. The exception that get raises is also an instance of the cause's class."""
+    """A task or method raised an exception. The exception that get raises is also an instance of the cause's class."""
 
     def __init__(
         self, function_name: str, traceback_str: str, cause: BaseException, proctitle: str | None = None, pid: int | None = None,
@@ -45,7 +45,7 @@ class RayTaskError(RayError):
             raise TypeError("traceback_str must be a text")
 
     def as_instanceof_cause(self) -> RayTaskError:
-        """This error as an instance of the cause's class too, where that class allows it."""
+        """Returns this error as an instance of the cause's class as well, if that class allows it."""
         cause_cls = type(self.cause)
         if isinstance(self.cause, RayError) and not isinstance(self.cause, RayTaskError):
             return self
@@ -61,7 +61,7 @@ class RayTaskError(RayError):
 
         class cls(RayTaskError, cause_cls):  # type: ignore[misc]
             def __new__(cls, cause: BaseException) -> Any:
-                return cause_cls.__new__(cls, *cause.args) if hasattr(cause, "exceptions") else super().__new__(cls, cause)  # of a group
+                return cause_cls.__new__(cls, *cause.args) if hasattr(cause, "exceptions") else super().__new__(cls, cause)  # an exception group
 
             def __init__(self, cause: BaseException) -> None:
                 self.cause = cause
@@ -88,7 +88,7 @@ class RayTaskError(RayError):
         return made
 
     def __str__(self) -> str:
-        """The remote traceback, from the frames of user code on."""
+        """Returns the remote traceback, without frames of this package."""
         return self.traceback_str.rstrip("\n")
 
     def __reduce__(self) -> Any:
@@ -115,7 +115,7 @@ class WorkerCrashedError(RayError):
 
 
 class RayActorError(RayError):
-    """An actor died, or cannot be reached."""
+    """The actor died or cannot be reached."""
 
     BASE_ERROR_MSG = "The actor experienced an error before finishing this task."
 
@@ -158,15 +158,15 @@ class ActorDiedError(RayActorError):
 
 
 class ActorUnavailableError(RayActorError):
-    """The actor does not answer for the moment."""
+    """The actor is temporarily unreachable."""
 
 
 class ActorAlreadyExistsError(ValueError, RayError):
-    """An actor of that name is there already."""
+    """The name is taken by an existing actor."""
 
 
 class ActorHandleNotFoundError(ValueError, RayError):
-    """The handle is of another cluster."""
+    """The handle belongs to another cluster."""
 
 
 class ActorPlacementGroupRemoved(RayError):
@@ -178,7 +178,7 @@ class TaskPlacementGroupRemoved(RayError):
 
 
 class ActorUnschedulableError(RayError):
-    """The actor can never be placed."""
+    """The actor can never be scheduled."""
 
     def __init__(self, error_message: str = "") -> None:
         super().__init__(error_message)
@@ -186,7 +186,7 @@ class ActorUnschedulableError(RayError):
 
 
 class TaskUnschedulableError(RayError):
-    """The task can never be placed."""
+    """The task can never be scheduled."""
 
     def __init__(self, error_message: str = "") -> None:
         super().__init__(error_message)
@@ -194,7 +194,7 @@ class TaskUnschedulableError(RayError):
 
 
 class ObjectLostError(RayError):
-    """The object cannot be reached any more."""
+    """No copy of the object is left."""
 
     def __init__(self, object_ref_hex: str = "", owner_address: Any = None, call_site: str = "") -> None:
         super().__init__(object_ref_hex, owner_address, call_site)
@@ -209,7 +209,7 @@ class ObjectFetchTimedOutError(ObjectLostError):
 
 
 class ReferenceCountingAssertionError(ObjectLostError, AssertionError):
-    """The object was deleted while a reference to it was in use."""
+    """The object was freed while a reference to it was in use."""
 
     def __str__(self) -> str:
         return f"Object {self.object_ref_hex} was freed while a reference to it was in use."
@@ -227,19 +227,19 @@ class OwnerDiedError(ObjectLostError):
 
 
 class ObjectReconstructionFailedError(ObjectLostError):
-    """The object cannot be computed again."""
+    """The object cannot be recomputed."""
 
 
 class ObjectStoreFullError(RayError):
-    """No room for the object."""
+    """The object store has no space for the object."""
 
 
 class OutOfDiskError(RayError):
-    """No room on disk."""
+    """The disk is full."""
 
 
 class OutOfMemoryError(RayError):
-    """A worker was killed for its memory."""
+    """A worker was killed by the OOM killer."""
 
 
 class NodeDiedError(RayError):
@@ -247,11 +247,11 @@ class NodeDiedError(RayError):
 
 
 class GetTimeoutError(RayError, TimeoutError):
-    """get did not have the value within its timeout."""
+    """get did not receive the value within its timeout."""
 
 
 class PlasmaObjectNotAvailable(RayError):
-    """The object is not there yet."""
+    """The object is not available yet."""
 
 
 class AsyncioActorExit(RayError):
@@ -259,11 +259,11 @@ class AsyncioActorExit(RayError):
 
 
 class UnserializableException(RayError):
-    """The exception of the task cannot be pickled; the text is what was left of it."""
+    """The exception of the task cannot be pickled; only its text is kept."""
 
 
 class RuntimeEnvSetupError(RayError):
-    """The runtime environment cannot be made."""
+    """The runtime environment could not be set up."""
 
     def __init__(self, error_message: str | None = None) -> None:
         super().__init__(error_message)
@@ -274,7 +274,7 @@ class RuntimeEnvSetupError(RayError):
 
 
 class RaySystemError(RayError):
-    """Something of the runtime itself failed."""
+    """The runtime itself failed."""
 
     def __init__(self, client_exc: Any = "", traceback_str: str | None = None) -> None:
         super().__init__(client_exc)
@@ -285,7 +285,7 @@ class RaySystemError(RayError):
 
 
 class PendingCallsLimitExceeded(RayError):
-    """More calls wait for the actor than its max_pending_calls."""
+    """The actor has more pending calls than its max_pending_calls."""
 
 
 class RayChannelError(RaySystemError):
@@ -297,8 +297,8 @@ class RayChannelTimeoutError(RayChannelError, TimeoutError):
 
 
 class RayCgraphCapacityExceeded(RaySystemError):
-    """A compiled graph has too many executions under way."""
+    """A compiled graph has too many executions in flight."""
 
 
 class AuthenticationError(RayError):
-    """The token was refused."""
+    """The token was rejected."""

@@ -1,4 +1,4 @@
-"""ray.job_config: accepted where init takes it is nothing of it."""
+"""ray.job_config: JobConfig can be imported, but creating one is refused."""
 
 from __future__ import annotations
 

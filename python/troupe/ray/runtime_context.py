@@ -1,4 +1,4 @@
-"""get_runtime_context: what a process, task or actor knows of itself."""
+"""get_runtime_context: the ids, resources and placement of the current process, task or actor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from . import _context, _state
 
 
 class _Worker:
-    """The `worker` of a runtime context."""
+    """The `worker` attribute of a runtime context."""
 
     def __init__(self, state: _state.State) -> None:
         self.mode = state.mode
@@ -51,7 +51,7 @@ class RuntimeContext:
         return self._state.restarted > 0
 
     def is_canceled(self) -> bool:
-        """Whether the current task or call was cancelled. A sync method of an actor is not interrupted, it asks for this."""
+        """Returns whether the current task or call has been cancelled. A sync actor method is not interrupted; it must poll this."""
         if self._state.mode != _state.WORKER_MODE:
             raise RuntimeError(f"This method is only available when the process is a worker. Current mode: {self._state.mode}")
         if self._state.host.service.kind == "async":
@@ -61,7 +61,7 @@ class RuntimeContext:
 
     @property
     def current_actor(self) -> Any:
-        """A handle of the actor itself; it does not keep the actor alive."""
+        """Returns a weak handle of the current actor."""
         from . import actor
 
         if not self._state.actor_id:
@@ -152,7 +152,7 @@ def get_runtime_context() -> RuntimeContext:
 
 
 def get_gpu_ids() -> list[Any]:
-    """The ids of the devices that were given to this actor or task; as CUDA_VISIBLE_DEVICES of the process names them."""
+    """Returns the ids of the GPUs assigned to this actor or task, as in the CUDA_VISIBLE_DEVICES of the process."""
     state = _state.require()
     task = _context.current.get()
     devices = task.devices if task is not None and task.devices else state.accelerators

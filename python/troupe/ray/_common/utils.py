@@ -10,7 +10,7 @@ __all__ = ["binary_to_hex", "get_or_create_event_loop", "get_ray_doc_version", "
 
 
 def get_or_create_event_loop() -> asyncio.AbstractEventLoop:
-    """The running event loop; outside of one that of the thread, which is made where there is none."""
+    """Returns the running event loop, or else the event loop of the current thread, which is created if needed."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:

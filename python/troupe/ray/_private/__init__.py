@@ -1,4 +1,4 @@
-"""The private names of Ray that programs import; modules of this package list what each does."""
+"""The private names of Ray that programs import. Each module documents its own."""
 
 import importlib
 from typing import Any
@@ -7,7 +7,7 @@ _MODULES = ("async_compat", "client_mode_hook", "log_monitor", "profiling", "ray
 
 
 def __getattr__(name: str) -> Any:
-    """A module of this package, which need not be imported before."""
+    """Imports a module of this package on first use."""
     if name in _MODULES:
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}; see docs/ray.md")

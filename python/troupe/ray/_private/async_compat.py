@@ -1,4 +1,4 @@
-"""Whether a class has async methods."""
+"""Checks for async functions and methods."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 
 
 def is_async_func(func: Any) -> bool:
-    """Whether a call of it gives a coroutine or an async generator."""
+    """Returns whether calling func returns a coroutine or an async generator."""
     function = inspect.unwrap(func)
     return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
 
 
 def has_async_methods(cls: object) -> bool:
-    """Whether any method is async, inherited ones included."""
+    """Returns whether any method is async, including inherited ones."""
     return any(is_async_func(member) for _, member in inspect.getmembers(cls, predicate=lambda m: inspect.isfunction(inspect.unwrap(m)) if callable(m) else False))
 
 
 def sync_to_async(func: Any) -> Any:
-    """The function as a coroutine function; one that is already is returned as it is."""
+    """Wraps a function in a coroutine function; returns an async function unchanged."""
     if is_async_func(func):
         return func
 

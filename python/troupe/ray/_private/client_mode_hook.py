@@ -1,4 +1,4 @@
-"""Ray Client is refused: client mode is never on."""
+"""Hooks of Ray Client, which is not supported: client mode is always off."""
 
 from __future__ import annotations
 

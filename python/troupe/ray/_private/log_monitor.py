@@ -1,4 +1,4 @@
-"""Names that log collectors import. Troupe's agents collect the output of workers: there are no log files of this form to read."""
+"""Names that log collectors import. Troupe's agents collect the output of workers, so there are no log files of Ray's kind to read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RUNTIME_ENV_SETUP_PATTERN = re.compile(r".*runtime_env_setup-(\d+)[.]log")
 
 
 class LogFileInfo:
-    """A log file and how far it was read."""
+    """A log file and the position up to which it was read."""
 
     def __init__(self, filename: str | None = None, size_when_last_opened: int | None = None, file_position: int | None = None, file_handle: Any = None,
                  is_err_file: bool = False, job_id: str | None = None, worker_pid: int | None = None) -> None:  # fmt: skip

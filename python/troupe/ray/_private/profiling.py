@@ -1,4 +1,4 @@
-"""profile does nothing: `troupe timeline` and troupe's own spans record calls."""
+"""ray._private.profiling: profile has no effect; `troupe timeline` and Troupe's spans record calls."""
 
 from __future__ import annotations
 

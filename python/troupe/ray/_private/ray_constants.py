@@ -1,4 +1,4 @@
-"""Constants of Ray that programs read."""
+"""Ray's constants that programs read."""
 
 DEFAULT_PORT = 6379
 RAY_ADDRESS_ENVIRONMENT_VARIABLE = "RAY_ADDRESS"

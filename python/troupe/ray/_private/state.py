@@ -12,7 +12,7 @@ __all__ = ["GlobalState", "actors", "available_resources", "available_resources_
 
 
 class GlobalState:
-    """The tables by id."""
+    """Cluster tables, by id."""
 
     def placement_group_table(self, placement_group_id: Any = None) -> dict[str, Any]:
         if placement_group_id is None:
@@ -61,5 +61,5 @@ def actors(actor_id: str | None = None) -> dict[str, Any]:
 
 
 def node_ids() -> list[str]:
-    """The id resources of living nodes."""
+    """Returns the "node:ADDRESS" resources of live nodes."""
     return [name for node in nodes() if node["Alive"] for name in node["Resources"] if name.startswith("node:") and "__" not in name]

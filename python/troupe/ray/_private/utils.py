@@ -7,7 +7,7 @@ from typing import Any
 
 
 def get_ray_doc_version() -> str:
-    """The part of a documentation address that names the version."""
+    """Returns the version part of a documentation URL."""
     version = str(importlib.import_module(__name__.rpartition("._private")[0]).__version__)
     return "master" if "dev" in version else f"releases-{version}"
 

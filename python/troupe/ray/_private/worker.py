@@ -1,4 +1,4 @@
-"""ray._private.worker: the process as an object, and names that are only imported."""
+"""ray._private.worker: the current process as an object, and names that programs only import."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _Node:
 
 
 class Worker:
-    """This process. What is not here is refused."""
+    """The current process. Attributes that are not defined here are refused."""
 
     gcs_client = _GcsClient()
 
@@ -112,7 +112,7 @@ global_worker = Worker()
 
 
 def print_to_stdstream(data: dict[str, Any], ignore_prefix: bool = False) -> None:
-    """Prints lines of a worker's log as they are; Troupe shows what workers print by itself."""
+    """Prints log lines of a worker unchanged. Troupe prints the output of workers without this function."""
     stream = sys.stderr if data.get("is_err") else sys.stdout
     for line in data.get("lines", ()):
         print(line, file=stream)

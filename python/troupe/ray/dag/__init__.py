@@ -1,4 +1,4 @@
-"""ray.dag: names that are imported; graphs are not supported."""
+"""ray.dag: names for imports only; graphs are not supported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ray.experimental: state.api alone."""
+"""ray.experimental: only state.api is supported."""
 
 from __future__ import annotations
 

@@ -8,11 +8,11 @@ from .. import _options
 
 
 class RuntimeEnvConfig(dict[str, Any]):
-    """Settings of the setup of environments; there is nothing to set up here."""
+    """Settings for the setup of environments. They have no effect, since nothing is set up."""
 
 
 class RuntimeEnv(dict[str, Any]):
-    """A runtime environment: a dict of env_vars, working_dir and py_executable. Other fields are refused."""
+    """A runtime environment: a dict of env_vars, working_dir and py_executable. _options.environment refuses other fields."""
 
     def __init__(self, *, env_vars: dict[str, str] | None = None, working_dir: str | None = None, py_executable: str | None = None, **others: Any) -> None:
         fields = {"env_vars": env_vars, "working_dir": working_dir, "py_executable": py_executable, **others}

@@ -1,4 +1,5 @@
-"""The `ray` command: status, start, stop. On PATH inside runs of `python -m troupe.ray`; elsewhere `python -m troupe.ray.scripts`."""
+"""The `ray` command: status, start, stop. It is on PATH in programs run by `python -m troupe.ray`; elsewhere, use `python -m
+troupe.ray.scripts`."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from typing import Any
 
 from .. import _heads
 
-# Options of `ray start` that change nothing here.
+# Options of `ray start` that are accepted without effect.
 _WITHOUT_EFFECT = (
     "--dashboard-port", "--dashboard-host", "--include-dashboard", "--object-store-memory", "--temp-dir", "--redis-password", "--object-manager-port",
     "--node-manager-port", "--min-worker-port", "--max-worker-port", "--worker-port-list", "--ray-client-server-port", "--dashboard-agent-listen-port",
@@ -166,7 +167,7 @@ def _amount(name: str, amount: float) -> str:
 
 
 def install() -> str:
-    """Makes an executable `ray` that runs this command with this interpreter; the folder for PATH."""
+    """Installs an executable `ray` that runs this command with this interpreter. Returns the folder to put on PATH."""
     folder = os.path.join(_heads.folder(), "bin")
     os.makedirs(folder, mode=0o700, exist_ok=True)
     path = os.path.join(folder, "ray")

@@ -27,7 +27,7 @@ __all__ = [
 
 
 def get_node_ip_address(address: str = "8.8.8.8:53") -> str:
-    """The address of this node."""
+    """Returns the IP address of this node."""
     return node_ip()
 
 
@@ -36,14 +36,14 @@ def get_node_instance_id() -> str:
 
 
 def list_named_actors(all_namespaces: bool = False) -> list[Any]:
-    """The names of living actors: of this namespace, or of all as dicts with name and namespace."""
+    """Returns the names of live actors in this namespace, or, for all namespaces, dicts with name and namespace."""
     state = _state.require()
     found = _state.control_call("named_actors", None if all_namespaces else state.namespace)
     return [{"name": name, "namespace": ns} for ns, name in found] if all_namespaces else [name for _, name in found]
 
 
 def as_completed(refs: list[Any], *, chunk_size: int = 10, yield_obj_refs: bool = False, **kwargs: Any) -> Iterator[Any]:
-    """The values of references as they come, or the references themselves."""
+    """Yields the values of references, or the references, as they complete, in chunks of up to chunk_size."""
     from .. import get, wait
 
     left = list(refs)
@@ -53,7 +53,7 @@ def as_completed(refs: list[Any], *, chunk_size: int = 10, yield_obj_refs: bool 
 
 
 def map_unordered(fn: Any, items: Iterable[Any], *, backpressure_size: int | None = 100, chunk_size: int = 10, **kwargs: Any) -> Iterator[Any]:
-    """The results of a remote function for items as they come, with at most backpressure_size under way."""
+    """Yields the results of a remote function for the items as they complete, with at most backpressure_size calls pending."""
     from .. import get, wait
 
     if backpressure_size is None or backpressure_size <= 0:
@@ -71,7 +71,7 @@ _logged: set[Any] = set()
 
 
 def log_once(key: Any) -> bool:
-    """True the first time that a key is given."""
+    """Returns True on the first call with a key."""
     if key in _logged:
         return False
     _logged.add(key)
@@ -79,7 +79,7 @@ def log_once(key: Any) -> bool:
 
 
 def inspect_serializability(base_obj: Any, name: str | None = None, depth: int = 3, print_file: Any = None) -> tuple[bool, set[Any]]:
-    """Whether a value can be pickled, and if not, itself as the culprit."""
+    """Returns whether a value can be pickled, and the set of culprits: the value itself, if it cannot."""
     from .. import cloudpickle
 
     try:

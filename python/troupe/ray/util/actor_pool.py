@@ -1,4 +1,4 @@
-"""A fixed set of actors that work is handed to, each one call at a time."""
+"""A pool of actors, each of which runs one call at a time."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import Any
 
 
 class ActorPool:
-    """Work for idle actors. An actor that has died leaves the pool; one whose call has failed stays."""
+    """Distributes calls over idle actors. A dead actor leaves the pool; an actor whose call failed stays."""
 
     def __init__(self, actors: Iterable[Any]) -> None:
         self._idle_actors: list[Any] = list(actors)
-        self._future_to_actor: dict[Any, tuple[int, Any]] = {}  # by reference, or tuple of them: the number of the call and the actor
+        self._future_to_actor: dict[Any, tuple[int, Any]] = {}  # index and actor of each call, by its reference or tuple of references
         self._index_to_future: dict[int, Any] = {}
         self._next_task_index = 0
         self._next_return_index = 0
         self._pending_submits: list[tuple[Callable[[Any, Any], Any], Any]] = []
 
     def map(self, fn: Callable[[Any, Any], Any], values: Iterable[Any]) -> Iterator[Any]:
-        """The results of fn(actor, value) in order. All values are submitted at once."""
+        """Yields the results of fn(actor, value) in order. All values are submitted at once."""
         return self._map(fn, values, self.get_next)
 
     def map_unordered(self, fn: Callable[[Any, Any], Any], values: Iterable[Any]) -> Iterator[Any]:
-        """As map, in the order in which results come."""
+        """Yields the results as map does, but in order of completion."""
         return self._map(fn, values, self.get_next_unordered)
 
     def _map(self, fn: Callable[[Any, Any], Any], values: Iterable[Any], take: Callable[..., Any]) -> Iterator[Any]:
-        while self.has_next():  # results of earlier submits that were not taken
+        while self.has_next():  # discard untaken results of earlier submits
             try:
                 self.get_next(timeout=0, ignore_if_timedout=True)
             except TimeoutError:
@@ -41,7 +41,7 @@ class ActorPool:
         return results()
 
     def submit(self, fn: Callable[[Any, Any], Any], value: Any) -> None:
-        """Calls fn(actor, value), which returns a reference, with an idle actor; without one, as soon as there is one."""
+        """Calls fn(actor, value), which returns a reference, with an idle actor, or queues the call until an actor is idle."""
         if not self._idle_actors:
             self._pending_submits.append((fn, value))
             return
@@ -53,11 +53,12 @@ class ActorPool:
         self._next_task_index += 1
 
     def has_next(self) -> bool:
-        """Whether there are results to take."""
+        """Returns whether there are results to take."""
         return bool(self._future_to_actor)
 
     def get_next(self, timeout: float | None = None, ignore_if_timedout: bool = False) -> Any:
-        """The next result in the order of submits. TimeoutError after the timeout; the call stays, unless ignore_if_timedout."""
+        """Returns the next result in order of submission. Raises TimeoutError after the timeout; the call stays in the pool unless
+        ignore_if_timedout."""
         from .. import wait
 
         if not self.has_next():
@@ -76,7 +77,7 @@ class ActorPool:
         return self._finish(ref, timed_out)
 
     def get_next_unordered(self, timeout: float | None = None, ignore_if_timedout: bool = False) -> Any:
-        """Whichever result comes next. TimeoutError after the timeout."""
+        """Returns the next result to complete. Raises TimeoutError after the timeout."""
         from .. import wait
 
         if not self.has_next():
@@ -100,7 +101,7 @@ class ActorPool:
         self._next_return_index = max(self._next_return_index, index + 1)
 
     def _finish(self, ref: Any, timed_out: bool) -> Any:
-        """The result of a call that is done. The actor becomes idle, unless it is dead."""
+        """Returns the result of a finished call and makes its actor idle again, unless the actor is dead."""
         import sys
 
         from .. import exceptions
@@ -133,11 +134,11 @@ class ActorPool:
             self.submit(*self._pending_submits.pop(0))
 
     def has_free(self) -> bool:
-        """Whether an actor is idle and nothing waits for one."""
+        """Returns whether an actor is idle and no call is queued."""
         return bool(self._idle_actors) and not self._pending_submits
 
     def pop_idle(self) -> Any:
-        """Takes an idle actor out of the pool; None: there is none."""
+        """Removes an idle actor from the pool and returns it, or None."""
         return self._idle_actors.pop() if self.has_free() else None
 
     def push(self, actor: Any) -> None:

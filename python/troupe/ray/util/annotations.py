@@ -1,4 +1,4 @@
-"""Decorators that mark an API's stability; they change nothing."""
+"""Decorators that mark the stability of an API; they have no effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ray.util.collective is not supported: its import succeeds, each of its functions is refused."""
+"""ray.util.collective is not supported: the import succeeds, but its functions are refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _INSTEAD = "torch.distributed in the workers of a troupe.Cluster, whose ranks an
 
 
 def is_group_initialized(group_name: str = "default") -> bool:
-    """No group ever is."""
+    """Returns False: groups are not supported."""
     return False
 
 

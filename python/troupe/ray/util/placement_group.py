@@ -1,4 +1,4 @@
-"""Placement groups: bundles of resources that are held together, all or none."""
+"""Placement groups: bundles of resources that are reserved together, all or none."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .._options import refuse
 
 VALID_PLACEMENT_GROUP_STRATEGIES = {"PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"}
 NODE_ID_LABEL_KEY = "ray.io/node-id"
-_RESERVED = "bundle"  # a resource of this name would stand for the bundles themselves
+_RESERVED = "bundle"  # a reserved resource name: Ray uses it for the bundles themselves
 
 
 class PlacementGroup:
-    """A placement group by its id; it can be an argument of calls."""
+    """A placement group, identified by its id. It can be passed as an argument."""
 
     def __init__(self, id: PlacementGroupID, bundle_cache: list[dict[str, float]] | None = None) -> None:
         self.id = id
@@ -34,7 +34,7 @@ class PlacementGroup:
         return bool(self.id.is_nil())
 
     def ready(self) -> Any:
-        """A reference whose value, this group, is there once all bundles are held."""
+        """Returns a reference to this group that becomes ready once all bundles are reserved."""
         from .. import _objects
 
         if self.is_empty:
@@ -57,7 +57,7 @@ class PlacementGroup:
         return promise.ref
 
     def wait(self, timeout_seconds: float = 30) -> bool:
-        """Whether all bundles are held within that time."""
+        """Waits for the bundles and returns whether all are reserved within the timeout."""
         state = _state.control_call("placement", "wait_group", self.id.hex(), float(timeout_seconds))
         if state in ("", "REMOVED"):
             raise Exception(f"Placement group {self.id} does not exist.")
@@ -90,7 +90,7 @@ def placement_group(
     bundle_label_selector: list[dict[str, str]] | None = None,
     topology_strategy: dict[str, str] | None = None,
 ) -> PlacementGroup:
-    """Requests a placement group and returns at once; ready() or wait() tell when it is there."""
+    """Requests a placement group without waiting for it; ready() and wait() report when it is reserved."""
     state = _state.require()
     validate_placement_group(bundles, strategy, lifetime, _soft_target_node_id, bundle_label_selector, topology_strategy)
     if bundle_label_selector and any(bundle_label_selector):
@@ -111,12 +111,12 @@ def placement_group(
 
 
 def remove_placement_group(placement_group: PlacementGroup) -> None:
-    """Removes a group: what runs in it is killed, what waits for it fails."""
+    """Removes a group. Actors and tasks in it are killed; those waiting for it fail."""
     _state.control_call("placement", "remove_group", placement_group.id.hex())
 
 
 def get_placement_group(placement_group_name: str) -> PlacementGroup:
-    """The group of that name in this namespace."""
+    """Returns the group with this name in the current namespace."""
     if not placement_group_name:
         raise ValueError("Please supply a non-empty value to get_placement_group")
     found = _state.control_call("placement", "group_named", placement_group_name, _state.require().namespace)
@@ -133,14 +133,14 @@ def table_row(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def placement_group_table(placement_group: PlacementGroup | None = None) -> dict[str, Any]:
-    """The state of a group; without one, of all, by id."""
+    """Returns the state of a group, or of all groups by id."""
     if placement_group is None:
         return {row["placement_group_id"]: table_row(row) for row in _state.control_call("placement", "groups")}
     return table_row(_state.control_call("placement", "group", placement_group.id.hex()))
 
 
 def get_current_placement_group() -> PlacementGroup | None:
-    """The group of the actor or task that asks; None in a driver."""
+    """Returns the placement group of the calling actor or task; None in a driver."""
     from .. import _context
 
     state, task = _state.current(), _context.current.get()
@@ -159,12 +159,12 @@ def check_placement_group_index(placement_group: PlacementGroup, bundle_index: i
 
 
 _SPECS_MOST = 1000
-_specs: dict[str, list[dict[str, float]]] = {}  # the bundles of groups by id, which never change
+_specs: dict[str, list[dict[str, float]]] = {}  # bundles by group id; they never change
 
 
 def check_fits(strategy: Any, demand: dict[str, float], what: str) -> None:
-    """Refuses a request that no bundle of its group, or not the chosen one, could ever hold. demand is what placing it needs, which for
-    an actor without num_cpus is one CPU."""
+    """Raises ValueError if no bundle of the group, or not the chosen one, could ever hold the demand. demand is what scheduling needs: one
+    CPU for an actor without num_cpus."""
     if not isinstance(strategy, dict) or strategy.get("kind") != "placement_group":
         return
     if _RESERVED in demand:
@@ -172,7 +172,7 @@ def check_fits(strategy: Any, demand: dict[str, float], what: str) -> None:
     group = PlacementGroup(PlacementGroupID.from_hex(strategy["id"]), _specs.get(strategy["id"]))
     index = strategy.get("bundle", -1)
     if not group.bundle_specs:
-        return  # it was removed: the request fails when it is scheduled
+        return  # the group was removed; the request fails when it is scheduled
     if len(_specs) > _SPECS_MOST:
         _specs.clear()
     _specs[strategy["id"]] = group.bundle_specs
@@ -268,7 +268,8 @@ def _validate_bundle_label_selector(selectors: Any) -> None:
 
 
 class _Callable(types.ModuleType):
-    """ray.util.placement_group is this module and the function: whichever an import binds to the name, both uses work."""
+    """Makes the module callable, because ray.util.placement_group is both this module and the function. Whichever of them an import binds,
+    both uses work."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> PlacementGroup:
         return placement_group(*args, **kwargs)

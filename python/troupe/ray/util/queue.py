@@ -1,4 +1,4 @@
-"""A queue that any process can use: an async actor holds the items."""
+"""A queue shared by processes; an async actor holds the items."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class _QueueActor:
         return [self.queue.get_nowait() for _ in range(num_items)]
 
     async def get_batch(self, batch_size: int | None, total_timeout: float | None, first_timeout: float | None) -> list[Any]:
-        """Waits for the first item, then takes up to batch_size, waiting for more until total_timeout seconds have passed since."""
+        """Waits for the first item, then takes up to batch_size items, waiting for more until total_timeout seconds after the first."""
         items = [await self.get(first_timeout)]
         deadline = None if total_timeout is None else asyncio.get_running_loop().time() + total_timeout
         while batch_size is None or len(items) < batch_size:
@@ -81,7 +81,7 @@ class _QueueActor:
 
 
 class Queue:
-    """A first-in, first-out queue. maxsize 0: without a limit. actor_options: options of the actor that holds the items."""
+    """A first-in, first-out queue. maxsize 0: unbounded. actor_options: options of the actor that holds the items."""
 
     def __init__(self, maxsize: int = 0, actor_options: dict[str, Any] | None = None) -> None:
         from .. import remote
@@ -114,7 +114,7 @@ class Queue:
         return bool(get(self.actor.full.remote()))
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-        """Puts an item in. Full: there was no room, at once or within the timeout."""
+        """Adds an item. Raises Full if there is no room, at once or after the timeout."""
         from .. import get
 
         get(self.actor.put_nowait.remote(item) if not block else self.actor.put.remote(item, _timeout(timeout)))
@@ -123,7 +123,7 @@ class Queue:
         await (self.actor.put_nowait.remote(item) if not block else self.actor.put.remote(item, _timeout(timeout)))
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """Takes an item out. Empty: there was none, at once or within the timeout."""
+        """Removes and returns an item. Raises Empty if there is none, at once or after the timeout."""
         from .. import get
 
         return get(self.actor.get_nowait.remote() if not block else self.actor.get.remote(_timeout(timeout)))
@@ -135,7 +135,7 @@ class Queue:
         self.put(item, block=False)
 
     def put_nowait_batch(self, items: Iterable[Any]) -> None:
-        """Puts all items in, or none."""
+        """Adds all items, or none."""
         from .. import get
 
         if not isinstance(items, Iterable):
@@ -146,7 +146,7 @@ class Queue:
         return self.get(block=False)
 
     def get_nowait_batch(self, num_items: int) -> list[Any]:
-        """Takes that many items out, or none."""
+        """Removes and returns num_items items, or none."""
         from .. import get
 
         if not isinstance(num_items, int):
@@ -156,13 +156,13 @@ class Queue:
         return list(get(self.actor.get_nowait_batch.remote(num_items)))
 
     def get_batch(self, batch_size: int | None = None, total_timeout: float | None = None, first_timeout: float | None = None) -> list[Any]:
-        """Takes a batch out: waits for the first item up to first_timeout, and for further ones up to total_timeout."""
+        """Removes and returns a batch. Waits up to first_timeout for the first item, and up to total_timeout for further ones."""
         from .. import get
 
         return list(get(self.actor.get_batch.remote(batch_size, total_timeout, first_timeout)))
 
     def shutdown(self, force: bool = False, grace_period_s: int = 5) -> None:
-        """Ends the queue's actor; without force, after its running calls, within grace_period_s."""
+        """Ends the queue's actor: with force at once, otherwise after its running calls, but at most after grace_period_s."""
         from .. import kill, wait
 
         if self.actor is not None:

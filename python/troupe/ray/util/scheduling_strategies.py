@@ -1,4 +1,4 @@
-"""Where an actor or task runs: in a placement group, on a node, on nodes with labels."""
+"""Scheduling strategies: placement groups, node affinity and node labels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .._options import refuse
 
 
 class PlacementGroupSchedulingStrategy:
-    """In a bundle of a placement group; index -1: in any."""
+    """Schedules into a bundle of a placement group; index -1: any bundle."""
 
     def __init__(self, placement_group: Any, placement_group_bundle_index: int = -1, placement_group_capture_child_tasks: bool | None = None) -> None:
         self.placement_group = placement_group
@@ -22,7 +22,7 @@ class PlacementGroupSchedulingStrategy:
         group = self.placement_group
         if group is None:
             return None
-        index = -1 if self.placement_group_bundle_index is None else int(self.placement_group_bundle_index)  # of NumPy, too
+        index = -1 if self.placement_group_bundle_index is None else int(self.placement_group_bundle_index)  # int() also converts NumPy integers
         check_placement_group_index(group, index)
         if group.is_empty:
             return None
@@ -32,7 +32,7 @@ class PlacementGroupSchedulingStrategy:
 
 
 class NodeAffinitySchedulingStrategy:
-    """On a node. soft: elsewhere if that node does not exist or is too small."""
+    """Schedules on a given node. soft: falls back to other nodes if that node does not exist or is too small."""
 
     def __init__(self, node_id: Any, soft: bool, _spill_on_unavailable: bool = False, _fail_on_unavailable: bool = False) -> None:
         self.node_id = node_id if isinstance(node_id, str) else node_id.hex()
@@ -83,7 +83,7 @@ class DoesNotExist:
 
 
 class NodeLabelSchedulingStrategy:
-    """On nodes whose labels are In given values; other operators and soft preferences are refused."""
+    """Schedules on nodes whose labels are In given values. Other operators and soft preferences are refused."""
 
     def __init__(self, hard: dict[str, Any], *, soft: dict[str, Any] | None = None) -> None:
         if not hard and not soft:

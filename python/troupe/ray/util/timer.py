@@ -1,4 +1,4 @@
-"""_Timer: the duration of a block, and means over the last ones."""
+"""_Timer: measures the duration of a block, and averages over the last ones."""
 
 from __future__ import annotations
 

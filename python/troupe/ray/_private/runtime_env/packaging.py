@@ -1,4 +1,4 @@
-"""Packaging of folders: troupe.init(working_dir=…) ships them."""
+"""Packaging of folders is not supported; troupe.init(working_dir=…) ships them."""
 
 from __future__ import annotations
 

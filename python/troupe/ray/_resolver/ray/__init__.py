@@ -1,4 +1,4 @@
-"""`import ray` gives troupe.ray, and `import ray.x.y` gives troupe.ray.x.y, in every process that has this folder on PYTHONPATH."""
+"""Makes `import ray` import troupe.ray, and `import ray.x.y` troupe.ray.x.y, in every process that has this folder on PYTHONPATH."""
 
 import importlib
 import importlib.abc
@@ -12,7 +12,7 @@ _TARGET = "troupe.ray"
 
 
 class _Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds ray.x as troupe.ray.x. One module has both names."""
+    """Resolves ray.x to troupe.ray.x; both names refer to one module object."""
 
     def __init__(self) -> None:
         self._loaded: dict[str, Any] = {}
@@ -30,7 +30,7 @@ class _Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         parent, _, child = (_TARGET + spec.name[3:]).rpartition(".")
         before = getattr(importlib.import_module(parent), child, None)
         module = importlib.import_module(_TARGET + spec.name[3:])
-        if callable(before):  # a function and a module of one name: the function is the attribute
+        if callable(before):  # a function and a module share the name: the attribute stays the function
             setattr(sys.modules[parent], child, before)
             self._loaded[spec.name] = (module, module.__spec__, module.__name__, parent, child, before)
         else:

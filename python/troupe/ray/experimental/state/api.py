@@ -1,4 +1,4 @@
-"""The functions of ray.util.state under their old name; rows are dicts."""
+"""The functions of ray.util.state under their old module name; rows are dicts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""ray.util.state: what runs. Tasks, objects, jobs, workers and logs are not recorded: their lists are empty or refused."""
+"""ray.util.state: tables of actors, nodes and placement groups. Tasks, objects, jobs, workers and logs are not recorded; their lists are
+empty or refused."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from ..._options import refuse_attribute
 
 
 class _Row:
-    """A row: attributes, or items as of a dict."""
+    """A table row whose columns are available as attributes and as dict items."""
 
     def __init__(self, **columns: Any) -> None:
         self.__dict__.update(columns)
@@ -101,12 +102,12 @@ def list_actors(
     address: str | None = None, filters: Any = None, limit: int = 100, timeout: int = 30, detail: bool = False,
     raise_on_missing_output: bool = True, _explain: bool = False,
 ) -> list[ActorState]:  # fmt: skip
-    """The actors, living and dead: actor_id, class_name, state, name, node_id, pid, job_id, ray_namespace, …"""
+    """Returns the live and dead actors: actor_id, class_name, state, name, node_id, pid, job_id, ray_namespace, …"""
     return _chosen(ActorState, _actor_rows(), filters, limit)
 
 
 def get_actor(id: str, address: str | None = None, timeout: int = 30, _explain: bool = False) -> ActorState | None:
-    """An actor by its id in hex; None: there was none."""
+    """Returns the actor with this id in hex, or None."""
     return next((ActorState(**row) for row in _actor_rows() if row["actor_id"] == id), None)
 
 
@@ -157,27 +158,27 @@ def get_placement_group(id: str, address: str | None = None, timeout: int = 30, 
 
 
 def list_tasks(*args: Any, **kwargs: Any) -> list[TaskState]:
-    """Always empty: tasks are not recorded."""
+    """Returns an empty list: tasks are not recorded."""
     return []
 
 
 def list_workers(*args: Any, **kwargs: Any) -> list[WorkerState]:
-    """Always empty: workers are not recorded."""
+    """Returns an empty list: workers are not recorded."""
     return []
 
 
 def list_objects(*args: Any, **kwargs: Any) -> list[ObjectState]:
-    """Always empty: objects are not recorded."""
+    """Returns an empty list: objects are not recorded."""
     return []
 
 
 def list_jobs(*args: Any, **kwargs: Any) -> list[JobState]:
-    """Always empty: submitted jobs are refused, and drivers are not recorded."""
+    """Returns an empty list: job submission is refused and drivers are not recorded."""
     return []
 
 
 def summarize_actors(*args: Any, **kwargs: Any) -> dict[str, Any]:
-    """How many actors of each class are in each state."""
+    """Returns the number of actors by class and state."""
     classes: dict[str, Any] = {}
     for row in _actor_rows():
         states = classes.setdefault(row["class_name"], {"class_name": row["class_name"], "state_counts": {}})["state_counts"]
