@@ -140,8 +140,8 @@ class Control:
         await self.end_job(job_id)
 
     async def refresh_nodes(self, declared: dict[str, Any] | None = None, address: str = "") -> None:
-        """Updates the nodes from the head's list, now and then every _REFRESH seconds. declared: resources that the first node claims to
-        have."""
+        """Updates the nodes from the head's list, immediately and from then on every _REFRESH seconds. declared: resources that the first
+        node claims to have."""
         if not self._beside:
             self._stay_beside()
         if declared is not None:
