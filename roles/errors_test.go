@@ -113,6 +113,7 @@ func TestClosedServer(t *testing.T) {
 	require.NoError(t, err)
 	c := create(t, rt, roles.Spec{Name: "actors", Class: "actor", World: 2})
 	srv.Stop()
+	require.Eventually(t, func() bool { return !b.Connected() }, 20*time.Second, time.Millisecond, "until then a write may have been sent")
 
 	_, err = c.Call(timeout(t, 300*time.Millisecond), "rank")
 	assert.ErrorIs(t, err, context.DeadlineExceeded)

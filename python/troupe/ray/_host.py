@@ -27,7 +27,6 @@ from .._core import CANCEL
 from .._serve import Object, read_args
 from . import _context, _objects, _process_title, _serialize, _state, exceptions
 
-_DEFAULT_LIMIT = 1000  # default limit of concurrent calls in an async actor
 _OBJECT_REQUESTS = 1_000_000  # limit of queued requests for objects
 _FUNCTIONS = 512  # unpickled functions that a worker caches
 _EXIT = 0

@@ -1,4 +1,4 @@
-"""ray.nodes(), cluster_resources(), available_resources(), get_gpu_ids() and timeline()."""
+"""ray.nodes(), cluster_resources(), available_resources() and timeline()."""
 
 from __future__ import annotations
 
@@ -50,13 +50,6 @@ def available_resources_per_node() -> dict[str, dict[str, float]]:
 
 def total_resources_per_node() -> dict[str, dict[str, float]]:
     return {n["node_id"]: {k: v for k, v in n["total"].items() if v > 0} for n in _rows() if n["alive"]}
-
-
-def get_gpu_ids() -> list[Any]:
-    """Returns the GPUs assigned to this process: numbers, or strings for ids that are not numbers. Empty in a driver."""
-    state = _state.current()
-    found = [] if state is None else state.accelerators.get("GPU", [])
-    return [int(i) if i.isdigit() else i for i in found]
 
 
 def timeline(filename: str | None = None) -> Any:

@@ -22,10 +22,9 @@ _NAMESPACE = "ray"  # Troupe namespace of all sessions of this package
 _lock = threading.RLock()
 _at_exit = False
 
-# Parameters of init that are accepted without effect, since there is no dashboard and values are not spilled. log_to_driver is an
-# exception: init uses it.
+# Parameters of init that are accepted without effect, since there is no dashboard and values are not spilled.
 _WITHOUT_EFFECT = {
-    "include_dashboard", "dashboard_host", "dashboard_port", "configure_logging", "logging_level", "logging_format", "logging_config", "log_to_driver",
+    "include_dashboard", "dashboard_host", "dashboard_port", "configure_logging", "logging_level", "logging_format", "logging_config",
     "object_store_memory", "_redis_max_memory", "_plasma_directory", "_temp_dir", "_system_config", "_tracing_startup_hook", "_metrics_export_port",
     "_memory", "_enable_object_reconstruction", "_driver_object_store_memory", "_node_ip_address", "_node_name", "enable_resource_isolation",
     "system_reserved_cpu", "system_reserved_memory", "labels", "_cgroup_path",
@@ -105,6 +104,7 @@ def init(
     runtime_env: Any = None,
     local_mode: bool = False,
     job_config: Any = None,
+    log_to_driver: bool | None = None,
     **others: Any,
 ) -> RayContext:
     """Connects to a session, or starts a local one. num_cpus, num_gpus and resources override the detected amounts."""
@@ -134,8 +134,9 @@ def init(
         given = _given_resources(num_cpus, num_gpus, resources)
         if address not in (None, "local") and (num_cpus is not None or num_gpus is not None):
             raise ValueError("When connecting to an existing cluster, num_cpus and num_gpus must not be provided.")
-        shown = others.get("log_to_driver", os.environ.get("RAY_LOG_TO_DRIVER", "1") != "0")
-        return RayContext(_open(address, given, namespace, env, bool(shown)))
+        if log_to_driver is None:
+            log_to_driver = os.environ.get("RAY_LOG_TO_DRIVER", "1") != "0"
+        return RayContext(_open(address, given, namespace, env, bool(log_to_driver)))
 
 
 def _given_resources(num_cpus: float | None, num_gpus: float | None, resources: dict[str, float] | None) -> dict[str, float]:

@@ -22,6 +22,7 @@ from ._serialize import NONE
 
 _NO_EXTRA: dict[str, Any] = {}
 _BUILTIN = ("__init__", "__ray_ready__", "__ray_call__", "__ray_terminate__")
+_ASYNC_LIMIT = 1000  # concurrent calls of an async actor without max_concurrency
 
 
 class ActorClassInheritanceException(TypeError):
@@ -261,7 +262,7 @@ def _kind(metadata: Metadata, options: dict[str, Any]) -> tuple[str, dict[str, i
             raise ValueError(f"Method {name} is in the concurrency group {group!r}, which is not defined; there are {sorted(given)}")
     system = {"_ray_system": 4}
     if metadata.is_async:
-        return "async", {"": limit or 1000, **given, **system}
+        return "async", {"": limit or _ASYNC_LIMIT, **given, **system}
     if given or (limit or 1) > 1:
         return "threaded", {"": limit or 1, **given, **system}
     return "sync", system
