@@ -1,6 +1,7 @@
 package recorder
 
 import (
+	"crypto/rand"
 	"slices"
 	"strconv"
 	"strings"
@@ -158,7 +159,8 @@ func TestTakeHasOpenSpansAndSources(t *testing.T) {
 	if !On() {
 		t.Fatal("the recorder of this process is off")
 	}
-	in := Scope{Namespace: "ns", Role: "train", Rank: 3, Call: ID{"session", 7}}
+	ns := rand.Text() // the recorder is that of the process: it has the records of an earlier run of this test
+	in := Scope{Namespace: ns, Role: "train", Rank: 3, Call: ID{"session", 7}}
 	open, other := Begin(in, "", "allreduce"), Begin(Scope{Namespace: "other", Rank: -1}, "", "hidden")
 	defer other.End(false)
 	ended := Begin(in, "", "load")
@@ -176,17 +178,17 @@ func TestTakeHasOpenSpansAndSources(t *testing.T) {
 		}
 		return out
 	}
-	got := take(Query{Namespace: "ns", Role: "train", Rank: 3, Last: time.Minute})
+	got := take(Query{Namespace: ns, Role: "train", Rank: 3, Last: time.Minute})
 	require.Len(t, got, 3)
 	require.True(t, got["allreduce"].Open)
 	require.Equal(t, ID{"session", 7}, got["allreduce"].Parent)
 	require.True(t, got["load"].Failed)
 	require.True(t, got["step"].Open)
-	require.Empty(t, take(Query{Namespace: "ns", Role: "train", Rank: 4, Last: time.Minute}))
-	require.Empty(t, take(Query{Namespace: "ns"}), "the clock alone")
+	require.Empty(t, take(Query{Namespace: ns, Role: "train", Rank: 4, Last: time.Minute}))
+	require.Empty(t, take(Query{Namespace: ns}), "the clock alone")
 	remove()
 	open.End(false)
-	require.False(t, take(Query{Namespace: "ns", Last: time.Minute})["allreduce"].Open)
+	require.False(t, take(Query{Namespace: ns, Last: time.Minute})["allreduce"].Open)
 }
 
 func TestAnEntryIsACacheLine(t *testing.T) { require.EqualValues(t, 64, unsafe.Sizeof(Entry{})) }
