@@ -12,8 +12,6 @@ LOCAL    := $(subst $(space),.,$(strip $(if $(COMMIT),$(if $(TAGGED),,g$(COMMIT)
 VERSION  := $(BASE)$(if $(LOCAL),+$(LOCAL))
 export TROUPE_VERSION := $(VERSION)
 export CGO_CFLAGS ?= -O2 -Wno-deprecated-declarations
-# The library needs position-independent code: with it everywhere, programs, tests and library share their compiled packages.
-export GOFLAGS ?= -buildmode=pie
 
 .PHONY: help build demo test go-test race lint verify heavy fuzz soak clean version man release wheel
 .PHONY: python python-test python-test-core python-test-ray python-lint browser-test gpu-check
@@ -81,7 +79,7 @@ python-lint: ## ruff and mypy
 
 wheel: python ## dist/: one wheel with the Go program and the library in it
 	rm -rf python/build dist
-	$(GO) build -buildmode=exe -ldflags "-s -w -X main.version=$(VERSION)" -o python/troupe/bin/troupe ./cmd/troupe
+	$(GO) build -ldflags "-s -w -X main.version=$(VERSION)" -o python/troupe/bin/troupe ./cmd/troupe
 	rm -f python/troupe/bin/*.h
 	$(VENV)/bin/python -m pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps -w dist ./python
 	@ls dist
@@ -104,13 +102,13 @@ release: python ## dist/: programs for linux/amd64 and linux/arm64, wheels, man 
 	  cc=$(CC_amd64); machine=x86_64; [ $$arch = amd64 ] || { cc=$(CC_arm64); machine=aarch64; }; \
 	  program=dist/troupe-$(VERSION)-linux-$$arch; \
 	  if command -v $$cc >/dev/null; then \
-	    GOOS=linux GOARCH=$$arch CGO_ENABLED=1 CC=$$cc $(GO) build -buildmode=exe -ldflags "-s -w -X main.version=$(VERSION)" -o $$program ./cmd/troupe; \
+	    GOOS=linux GOARCH=$$arch CGO_ENABLED=1 CC=$$cc $(GO) build -ldflags "-s -w -X main.version=$(VERSION)" -o $$program ./cmd/troupe; \
 	    GOOS=linux GOARCH=$$arch CGO_ENABLED=1 CC=$$cc $(GO) build -buildmode=c-shared -ldflags "-s -w -X main.version=$(VERSION)" -o $(LIB) ./cmd/libtroupe; \
 	    cp -f $$program python/troupe/bin/troupe; rm -f python/troupe/bin/*.h; rm -rf python/build; \
 	    TROUPE_MACHINE=$$machine $(VENV)/bin/python -m pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps -w dist ./python; \
 	  else \
 	    echo "no $$cc: linux/$$arch gets a program without NVML, and no wheel"; \
-	    GOOS=linux GOARCH=$$arch CGO_ENABLED=0 $(GO) build -buildmode=exe -ldflags "-s -w -X main.version=$(VERSION)" -o $$program ./cmd/troupe; \
+	    GOOS=linux GOARCH=$$arch CGO_ENABLED=0 $(GO) build -ldflags "-s -w -X main.version=$(VERSION)" -o $$program ./cmd/troupe; \
 	  fi; \
 	done
 	cd dist && sha256sum * > SHA256SUMS && cat SHA256SUMS
