@@ -362,7 +362,7 @@ class Core:
             self.lib.troupe_cancel(token)
 
     def place(self, body: bytes | Walk) -> int:
-        """Allocates memory for a large body, writes the body into it and returns its address. The core takes ownership when it is given the address."""
+        """Copies a large body into newly allocated memory and returns the address, whose ownership passes to the core with the next call."""
         self.check()
         n = len(body)
         at: int = self.lib.troupe_alloc(n)
