@@ -789,7 +789,7 @@ class Cluster(_codec.Walked):
         return self._in_mode("ALL_TO_ALL", method, args, kwargs, blocking, settings)
 
     def create_engine(self, name: str, cls: type | str, *args: Any, **kwargs: Any) -> None:
-        """Creates another object in every worker, from a class or its import path and the constructor's arguments. Call it with options(engine=name)."""
+        """Creates another object in every worker, from a class or its import path and constructor arguments. Call it with options(engine=name)."""
         request = {"name": name, "class": _launch.class_path(cls), "config": _launch.engine_config(self._codec, cls, args, kwargs)}
         body = msgpack.packb([[request], None])
         self._send_bodies("@create", [body], self._plan("ONE_TO_ALL", True))

@@ -245,7 +245,7 @@ def init(
     - resources: totals that a private head's node declares instead of the machine's, such as {"CPU": 100, "GPU": 8, "memory": "64GiB", "licence":
       2}. The GPUs are then simulated.
     - pickle=False: nothing is pickled or unpickled.
-    - working_dir: the directory that workers run in, instead of this process's.
+    - working_dir: a directory that is copied once to each node, where workers run in the copy. Default: they run in this process's directory.
     - token, token_file, fingerprint, creds_file, ca_file: credentials for the head. Defaults: TROUPE_TOKEN, TROUPE_TOKEN_FILE, TROUPE_FINGERPRINT,
       TROUPE_CREDS, TROUPE_CA, or those of the head on this machine.
     - name: a name for this driver in `troupe status`. Default: user, host, script and process id.
