@@ -362,7 +362,7 @@ class Core:
             self.lib.troupe_cancel(token)
 
     def place(self, body: bytes | Walk) -> int:
-        """Copies a large body into newly allocated memory and returns the address, whose ownership passes to the core with the next call."""
+        """Copies a large body into newly allocated memory and returns its address. The core owns the memory once it is given the address."""
         self.check()
         n = len(body)
         at: int = self.lib.troupe_alloc(n)
