@@ -44,7 +44,7 @@ def actor(
     - node: the node to run on.
     - max_concurrency: calls that an async actor runs at once.
     - env: environment variables.
-    - detached: the actor outlives the run.
+    - detached: the actor outlives its driver.
     - policy, restarts, own_variables: as in WorkerConfig.
     - background: return before the process has started. Calls wait for the start, and raise the error if the constructor failed.
     - output: which output of the worker this process shows, as in init.

@@ -1,8 +1,8 @@
 """Bindings of the Go core, a shared library: short calls into it, and the reading of its completions.
 
-Short calls keep the interpreter lock (PyDLL). A waiting thread releases the lock in poll and nowhere else. Of all waiting threads, one at a time
-is the reader: it takes completions in batches and delivers those of the other threads to them. When the reader leaves, another waiting thread
-takes over. Event loops read completions while no thread does. See DESIGN.md.
+Short calls keep the interpreter lock (PyDLL); a wait for completions releases it once, in poll. Of all waiting threads, one at a time is the
+reader: it takes completions in batches and delivers those of the other threads to them. When the reader leaves, another waiting thread takes over.
+Event loops read completions while no thread does. See DESIGN.md.
 """
 
 from __future__ import annotations

@@ -248,7 +248,7 @@ def init(
     - working_dir: a directory that is copied once to each node, where workers run in the copy. Default: they run in this process's directory.
     - token, token_file, fingerprint, creds_file, ca_file: credentials for the head. Defaults: TROUPE_TOKEN, TROUPE_TOKEN_FILE, TROUPE_FINGERPRINT,
       TROUPE_CREDS, TROUPE_CA, or those of the head on this machine.
-    - name: a name for this driver in `troupe status`. Default: user, host, script and process id.
+    - name: a readable name for this driver. Default: user, host, script and process id.
     - lease: seconds, 1 to 86,400, that this driver's roles and reservations outlive it when it is disconnected or suspended; 0 means 15. If its
       process dies, they end within seconds regardless of the lease.
     - output: what this process shows of its workers' output: "all"; "errors", only stderr; "none"; "raw", every line unchanged and without limits.
@@ -257,7 +257,7 @@ def init(
     - timeout: seconds to connect; None: no limit.
 
     If a session is open, init returns it; close it first to use another url or namespace. In a worker, init returns the worker's own session,
-    which exists without init. The session is a context manager that closes it.
+    which exists without init. As a context manager, the session closes at the end of the block.
     """
     global _current
     lease = _lease(lease)
