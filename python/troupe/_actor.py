@@ -1,4 +1,4 @@
-"""Single workers: actor, and a queue that is one."""
+"""Single workers: actor, and Queue, which is built on one."""
 
 from __future__ import annotations
 
@@ -35,10 +35,20 @@ def actor(
     own_variables: bool = False,
     **kwargs: Any,
 ) -> WorkerHandle:
-    """One worker, without devices unless num_gpus says so (0.5 is a share of one). With a name it is a singleton of the namespace;
-    get_if_exists gives the one there is. reservation: it takes what it asks for from a bundle of that, and all of the bundle if it asks
-    for nothing; bundle: which one, None: any with room. background: it is returned before its process is up; calls wait for it, and raise what its
-    constructor raised. output: what it prints and this process shows, as in init. own_variables: as in WorkerConfig. Other keyword arguments are the constructor's."""
+    """Starts one worker and returns its handle. Arguments that are not settings go to the class's constructor.
+
+    - name: makes the actor unique in the namespace. With get_if_exists, an existing actor of that name is returned.
+    - num_gpus, num_cpus, memory, resources: what the worker reserves; by default nothing. num_gpus=0.5 is a share of a device.
+    - reservation, bundle: take the resources from a bundle of a reservation; all of the bundle if nothing is requested. Without bundle, any bundle
+      with room is used.
+    - node: the node to run on.
+    - max_concurrency: calls that an async actor runs at once.
+    - env: environment variables.
+    - detached: the actor outlives its driver.
+    - policy, restarts, own_variables: as in WorkerConfig.
+    - background: return before the process has started. Calls wait for the start, and raise the error if the constructor failed.
+    - output: which output of the worker this process shows, as in init.
+    """
     return create(
         cls, args, kwargs, name=name, get_if_exists=get_if_exists, max_concurrency=max_concurrency, node=node, env=env, detached=detached,
         num_gpus=num_gpus, num_cpus=num_cpus, memory=memory, resources=resources, reservation=reservation, bundle=bundle,
@@ -54,7 +64,7 @@ def create(
     bundle: int | None = None, policy: str = "", restarts: int = 0, background: bool = False, output: str = "",
     own_variables: bool = False,
 ) -> WorkerHandle:  # fmt: skip
-    """actor with the constructor's arguments apart, so that none can be taken for a setting."""
+    """Starts an actor as `actor` does, with the constructor's arguments passed separately, so that none can be mistaken for a setting."""
     if name is not None and get_if_exists:
         found = _existing(name)
         if found is not None:
@@ -81,7 +91,7 @@ def create(
 
 
 def _existing(name: str, patience: float = 0.0) -> WorkerHandle | None:
-    """The actor of that name. If another process is starting it, this waits for it."""
+    """Returns the actor of that name, or None. Waits up to `patience` seconds if another process is starting it."""
     deadline = time.monotonic() + patience
     while True:
         try:
@@ -99,7 +109,7 @@ def _unique() -> str:
 
 
 class _QueueWorker:
-    """The worker behind a Queue: async, so that a get that waits does not hold up a put."""
+    """The worker behind a Queue. It is async, so that a waiting get does not block a put."""
 
     def __init__(self, maxsize: int) -> None:
         import asyncio
@@ -121,7 +131,7 @@ class _QueueWorker:
         self._closed.set()
 
     async def _or_closed(self, doing: Any, timeout: float | None, items: Any = None) -> Any:
-        """Does it, unless the queue is closed first; what is in a closed queue can still be had."""
+        """Runs an operation unless the queue is closed first. Items in a closed queue can still be taken."""
         import asyncio
 
         if self._closed.is_set() and (items is None or items.empty()):
@@ -145,7 +155,7 @@ _MISSED = object()
 
 
 class Queue(_codec.Walked):
-    """A bounded queue between drivers and workers; it can be an argument of calls."""
+    """A bounded queue shared by drivers and workers. It can be passed as an argument of calls. maxsize=0 means no bound."""
 
     def __init__(self, maxsize: int = 0, *, name: str | None = None) -> None:
         self._actor = actor(_QueueWorker, maxsize, name=name)
@@ -157,14 +167,14 @@ class Queue(_codec.Walked):
         return queue
 
     def put(self, item: Any, timeout: float | None = None) -> None:
-        """Puts an item in; waits while the queue is full. TimedOutError after the timeout."""
+        """Puts an item into the queue, and waits while the queue is full. Raises TimedOutError after timeout seconds."""
         _check.seconds("timeout", timeout, zero=True)
         _core.warn_in_serving_loop("`await queue.aput(…)`")
         if not self._actor.put(item, timeout):
             raise _errors.TimedOutError(f"the queue was full for {timeout} s")
 
     def get(self, timeout: float | None = None) -> Any:
-        """Takes an item out; waits while there is none. TimedOutError after the timeout."""
+        """Takes an item out of the queue, and waits while the queue is empty. Raises TimedOutError after timeout seconds."""
         _check.seconds("timeout", timeout, zero=True)
         _core.warn_in_serving_loop("`await queue.aget(…)`")
         there, item = self._actor.get(timeout)
@@ -173,12 +183,12 @@ class Queue(_codec.Walked):
         return item
 
     async def aput(self, item: Any, timeout: float | None = None) -> None:
-        """put for event loops."""
+        """Puts an item into the queue as put does, in an event loop."""
         if not await self._actor.put.remote(item, timeout):
             raise _errors.TimedOutError(f"the queue was full for {timeout} s")
 
     async def aget(self, timeout: float | None = None) -> Any:
-        """get for event loops."""
+        """Takes an item out of the queue as get does, in an event loop."""
         there, item = await self._actor.get.remote(timeout)
         if not there:
             raise _errors.TimedOutError(f"the queue was empty for {timeout} s")
@@ -191,11 +201,11 @@ class Queue(_codec.Walked):
         return self.qsize() == 0
 
     def close(self) -> None:
-        """Refuses new items; items in the queue can still be taken. Callers that wait for more get ClosedError."""
+        """Rejects new items; items in the queue can still be taken. Callers that wait for more get ClosedError."""
         self._actor.shut()
 
     def shutdown(self) -> None:
-        """Ends the queue's worker, with what is in it."""
+        """Ends the queue's worker and discards its items."""
         self._actor.cluster.shutdown()
 
     def wire(self) -> tuple[int, Any]:

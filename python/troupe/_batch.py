@@ -1,4 +1,4 @@
-"""Batch: arrays with one row a sample, and metadata about all of them."""
+"""Batch: arrays with one row per sample, and metadata about all of them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 from . import _codec, _errors
 
-METRICS = "metrics"  # metadata that is never in conflict: every rank's measurements are kept
+METRICS = "metrics"  # metadata key that never conflicts: the measurements of all ranks are kept
 
 
 class Batch(_codec.Walked):
-    """Named arrays (numpy, torch) with equally many rows, and metadata.
+    """Named arrays (numpy or torch) with equally many rows, and metadata.
 
-    The dispatch modes cut and join it along the first axis. Ranks that are called without data get the metadata alone.
+    The dispatch modes split and join a batch along the first axis. Ranks that are called without data get only the metadata.
     """
 
     __slots__ = ("arrays", "meta")
@@ -30,7 +30,7 @@ class Batch(_codec.Walked):
         return next((len(a) for a in self.arrays.values()), 0)
 
     def __getitem__(self, key: str | slice) -> Any:
-        """An array by its name, or the rows of a slice."""
+        """Returns an array by its name, or a batch with the rows of a slice."""
         if isinstance(key, slice):
             return Batch({name: a[key] for name, a in self.arrays.items()}, self.meta)
         return self.arrays[key]
@@ -62,7 +62,7 @@ class Batch(_codec.Walked):
     __hash__ = None  # type: ignore[assignment]
 
     def split(self, parts: int) -> list[Batch]:
-        """Cuts the rows into as equal parts as can be: the first ones have one more."""
+        """Splits the rows into parts of nearly equal size: the first ones have one row more."""
         out, start = [], 0
         for size in sizes(len(self), parts):
             out.append(self[start : start + size])
@@ -73,7 +73,7 @@ class Batch(_codec.Walked):
 
     @staticmethod
     def concat(batches: Sequence[Batch]) -> Batch:
-        """Puts batches one after the other. Metadata of the first wins; metrics become lists."""
+        """Concatenates batches. For metadata, the first batch that has a key wins; metrics become lists."""
         batches = list(batches)
         with_rows = [b for b in batches if b.arrays]
         meta = merge_meta([b.meta for b in batches])
@@ -88,14 +88,14 @@ class Batch(_codec.Walked):
         return Batch({n: join_arrays([b.arrays[n] for b in with_rows]) for n in with_rows[0].arrays}, meta)
 
     def select(self, names: Sequence[str]) -> Batch:
-        """The batch with these columns alone."""
+        """Returns a batch with only these columns."""
         missing = [n for n in names if n not in self.arrays]
         if missing:
             raise _errors.InvalidError(f"the batch has no {', '.join(missing)}; it has {', '.join(self.arrays)}")
         return Batch({n: self.arrays[n] for n in names}, self.meta)
 
     def pad(self, multiple: int) -> tuple[Batch, int]:
-        """Repeats rows, from the first on, until their number is a multiple; with how many were added."""
+        """Repeats rows, starting with the first, until their number is a multiple. Returns the batch and the number of rows added."""
         added = -len(self) % multiple
         if not added or not len(self):
             return self, 0
@@ -106,11 +106,11 @@ class Batch(_codec.Walked):
         return Batch({n: join_arrays([p.arrays[n] for p in parts]) for n in self.arrays}, self.meta), added
 
     def trim(self, rows: int) -> Batch:
-        """Takes that many rows off the end."""
+        """Removes that many rows from the end."""
         return self[: len(self) - rows] if rows else self
 
     def head(self) -> Batch:
-        """The metadata alone."""
+        """Returns a batch with only the metadata."""
         return Batch({}, self.meta)
 
     def wire(self) -> tuple[int, Any]:
@@ -152,7 +152,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def sizes(n: int, parts: int) -> list[int]:
-    """As equal as can be: the first n mod parts have one more."""
+    """Returns the sizes of nearly equal parts: the first n mod parts have one more."""
     return [n // parts + (i < n % parts) for i in range(parts)]
 
 
@@ -179,7 +179,7 @@ def join_arrays(arrays: Sequence[Any]) -> Any:
 
 
 def merge_meta(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One metadata of several: the first that has a key is right; of metrics all are kept, as lists."""
+    """Merges metadata: the first value of a key wins; the values of metrics are all kept, as lists."""
     out: dict[str, Any] = {}
     metrics: dict[str, list[Any]] = {}
     for meta in metas:

@@ -1,4 +1,4 @@
-"""The call that code in this process serves: what the core says of it, and where code finds it."""
+"""The call that code in this process serves: its metadata from the core, and access to it."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from contextvars import ContextVar
 
 from . import _core, _errors
 
-LENGTHS = struct.Struct("<IIII")  # flags, session, method, object
+LENGTHS = struct.Struct("<IIII")  # flags, and lengths of session, method and object
 
 
 def key_of(meta: bytes) -> bytes:
-    """What is equal in calls of one caller to one method: all but sequence, deadline and trace. A trace has less than 256 bytes, or is part of it."""
+    """Returns the part of the metadata that all calls of one caller to one method share: all but sequence, deadline and trace. A trace of 256 bytes
+    or more would stay part of it."""
     return meta[:20] + b"\0\0\0\0" + meta[40 : len(meta) - meta[20]]
 
 
 def trace_of(meta: bytes) -> str:
-    """The traceparent of a call."""
+    """Returns the traceparent of a call."""
     return meta[len(meta) - meta[20] :].decode(errors="replace") if meta[20] else ""
 
 
 class IncomingCall:
-    """A call that this process serves; `_token` is the number that the core knows it by."""
+    """A call that this process serves. `_token` is its number in the core."""
 
     __slots__ = ("_core", "_meta", "_token", "method", "no_data", "object")
 
@@ -43,7 +44,7 @@ class IncomingCall:
 
     @property
     def caller(self) -> str:
-        """A description of the caller for people."""
+        """A readable description of the caller."""
         return self._text(3)
 
     @property
@@ -53,7 +54,7 @@ class IncomingCall:
 
     @property
     def trace(self) -> str:
-        """The W3C traceparent of this run of the method where traces are exported, else of the caller; or an empty text."""
+        """The W3C traceparent of this execution of the method if traces are exported, otherwise that of the caller; or an empty string."""
         return self._text(4)
 
     @property
@@ -74,13 +75,13 @@ class IncomingCall:
         return self._token in aborted or int(self._core.lib.troupe_cancelled(self._token)) != 0
 
     def check(self) -> None:
-        """Raises CancelledError if the call should end: for loops in methods that run long."""
+        """Raises CancelledError if the call should end. It is for loops in long-running methods."""
         if self.cancelled:
             raise _errors.CancelledError("the call was cancelled")
 
 
-# Tokens of calls whose pipeline item was aborted: their methods may still return a partial result.
+# Tokens of calls whose pipeline item was aborted. Their methods may still return a partial result.
 aborted: set[int] = set()
 
-# The arguments of IncomingCall for the call that the current context serves; the object is made only when code asks for it.
+# The arguments of IncomingCall for the call that the current context serves. The object is created only when code asks for it.
 current: ContextVar[tuple[_core.Core, int, bytes] | None] = ContextVar("troupe_call", default=None)

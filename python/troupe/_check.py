@@ -1,4 +1,4 @@
-"""Checks of arguments: the error names the argument, what was given and what is expected."""
+"""Checks of arguments. Each raises InvalidError that names the argument, the given value and what is expected."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from . import _errors
 
 
 def seconds(name: str, value: Any, *, zero: bool = False) -> float | None:
-    """A number of seconds, or None for no limit."""
+    """Checks a number of seconds, or None for no limit."""
     if value is None:
         return None
     if isinstance(value, bool) or (not isinstance(value, (int, float)) and not _is_number(value)):
@@ -21,7 +21,7 @@ def seconds(name: str, value: Any, *, zero: bool = False) -> float | None:
 
 
 def integer(name: str, value: Any, least: int = 0) -> int:
-    """A whole number of at least so much."""
+    """Checks an integer of at least `least`."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise _errors.InvalidError(f"{name}={value!r} is of type {type(value).__name__}; give a whole number of at least {least}")
     number = int(value.__index__())
@@ -31,14 +31,14 @@ def integer(name: str, value: Any, least: int = 0) -> int:
 
 
 def number(name: str, value: Any, *, unit: str = "") -> float:
-    """A finite number that is zero or positive."""
+    """Checks a finite number that is zero or positive."""
     if isinstance(value, bool) or (not isinstance(value, (int, float)) and not _is_number(value)) or not math.isfinite(value) or value < 0:
         raise _errors.InvalidError(f"{name}={value!r} must be a finite number{f' of {unit}' if unit else ''}, zero or positive")
     return float(value)
 
 
 def thousandths(name: str, value: Any) -> int:
-    """A number of devices or CPUs in thousandths, which it must be a whole number of."""
+    """Converts a number of devices or CPUs to thousandths; more than three decimals are an error."""
     amount = round(number(name, value) * 1000)
     if abs(amount - float(value) * 1000) > 1e-6:
         raise _errors.InvalidError(f"{name}={value!r} has more than three decimals: shares are counted in thousandths")
@@ -46,7 +46,7 @@ def thousandths(name: str, value: Any) -> int:
 
 
 def devices(name: str, value: Any) -> int:
-    """A number of devices in thousandths: whole ones, or a share of one."""
+    """Converts a number of devices to thousandths; it must be whole, or less than one."""
     amount = thousandths(name, value)
     if amount > 1000 and amount % 1000:
         raise _errors.InvalidError(f"{name}={value!r} must be a whole number of devices, or less than one: a share is of a single device")
@@ -54,7 +54,7 @@ def devices(name: str, value: Any) -> int:
 
 
 def resources(name: str, value: Any) -> dict[str, int]:
-    """Amounts of resources that nodes declare by name, in thousandths."""
+    """Converts amounts of resources that nodes declare by name to thousandths."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):
@@ -69,7 +69,7 @@ _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40
 
 
 def memory(name: str, value: Any) -> int:
-    """Bytes, as a number or as text with a unit: "4GiB"."""
+    """Converts an amount of memory, a number or text with a unit such as "4GiB", to bytes."""
     if isinstance(value, str):
         digits = value.rstrip("BKMGTi ")
         unit = value[len(digits) :].strip()
@@ -81,7 +81,7 @@ def memory(name: str, value: Any) -> int:
 
 
 def flag(name: str, value: Any) -> bool:
-    """True or False."""
+    """Checks that a value is True or False."""
     if not isinstance(value, bool):
         raise _errors.InvalidError(f"{name}={value!r} must be True or False")
     return value
@@ -94,19 +94,19 @@ def text(name: str, value: Any) -> str:
 
 
 def modules(name: str, value: Any) -> list[str]:
-    """Names of modules."""
+    """Checks a list of module names."""
     if isinstance(value, str) or not isinstance(value, Iterable) or not all(isinstance(v, str) and all(p.isidentifier() for p in v.split(".")) for v in value):
         raise _errors.InvalidError(f'{name}={value!r} must be a list of names of modules, such as ["torch"]')
     return list(value)
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a value of another library, such as a numpy scalar, is a real number."""
+    """Returns whether a value of another library, such as a numpy scalar, is a real number."""
     return hasattr(value, "__float__") and hasattr(value, "__lt__") and not hasattr(value, "__len__") and not isinstance(value, str)
 
 
 def suggestion(name: str, known: Iterable[str], likeness: float = 0.6) -> str:
-    """`; did you mean …?` for a name that is nearly one of those known, else nothing."""
+    """Returns `; did you mean …?` if a name resembles a known one, otherwise an empty string."""
     import difflib
 
     near = difflib.get_close_matches(name, list(known), 1, likeness)

@@ -1,8 +1,8 @@
-"""Clusters: the running workers of one role, as a driver holds them."""
+"""Clusters: a driver's handle to the running workers of one role."""
 
 from __future__ import annotations
 
-import json  # here, and not where it is used: a fork during an import leaves the child with its lock
+import json  # imported here, not where it is used: a fork during an import would leave the child with a held import lock
 import os
 import struct
 import warnings
@@ -21,12 +21,13 @@ from ._resources import BundleOf, Reservation, ResourceManager
 _HEAD = struct.Struct("<IIqIIIIQ")
 _PART = struct.Struct("<QQ")
 _INSPECT_TIMEOUT = 10.0  # seconds for agents to inspect workers
-_ACTIVITY_TIMEOUT = 1.0  # seconds for workers to say what they are doing
+_ACTIVITY_TIMEOUT = 1.0  # seconds for workers to report what they are doing
 _STREAM, _NO_COLLECT, _COLLECT_ALL, _CONTROL, _MORE, _NO_WAIT, _KEEP, _ON_DEVICE = 1, 2, 4, 8, 16, 32, 64, 128
 
 
 def _by_reference(args: tuple[Any, ...], kwargs: dict[str, Any], share: bool = False) -> tuple[tuple[Any, ...], dict[str, Any], list[Any]]:
-    """The arguments, with futures and references named, and the references: the workers get the values without this process."""
+    """Replaces futures and references among the arguments by Argument objects, and returns the references too. The workers fetch the values without
+    going through this process."""
     refs: list[Any] = []
     return tuple([_named(a, refs, share) for a in args]), {n: _named(v, refs, share) for n, v in kwargs.items()}, refs
 
@@ -44,9 +45,9 @@ def _named(value: Any, refs: list[Any], share: bool) -> Any:
 
 
 class Method:
-    """A method of one worker, or of a cluster: calling it blocks, .remote gives a future, .options changes settings of the call.
+    """A method of one worker, or of a cluster. Calling it blocks, .remote(…) returns a future, and .options(…) changes settings of the call.
 
-    All arguments are the method's own, whatever their names.
+    All arguments go to the method, whatever their names.
     """
 
     __slots__ = ("_call", "_name", "_settings")
@@ -67,13 +68,13 @@ class Method:
             raise _traceback.cut(err) from err.__cause__
 
     def remote(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Makes the call and returns its future at once; a list of futures with num_returns."""
+        """Starts the call and returns its future immediately; with num_returns, a list of futures."""
         future: Future = self._call(self._name, args, kwargs, False, self._settings)
         count = (self._settings or {}).get("num_returns")
         return future if count is None else future._elements(count)
 
     def options(self, *, num_returns: int | None = None, **settings: Any) -> Method:
-        """The method with other settings, those of Cluster.options; num_returns=n: .remote gives n futures, one for each element of
+        """Returns the method with other settings, those of Cluster.options. With num_returns=n, .remote returns n futures, one for each element of
         the tuple or list that the method returns."""
         made = {**(self._settings or {}), **_settings_of(settings)}
         if num_returns is not None:
@@ -85,7 +86,8 @@ class Method:
 
 
 class ClusterMethod(Method):
-    """A method of a cluster as an attribute: `blocking`, `timeout` and `wait` are settings of the call. cluster["method"] has none."""
+    """A cluster's method as an attribute. The keywords `blocking`, `timeout` and `wait` are settings of the call; cluster["method"] passes all
+    keywords to the method instead."""
 
     __slots__ = ()
 
@@ -103,7 +105,7 @@ class ClusterMethod(Method):
             raise _traceback.cut(err) from err.__cause__
 
     def _refuse_ambiguous(self, **given: Any) -> None:
-        """A keyword that could be a setting of the call or a parameter of the method is neither silently."""
+        """Raises InvalidError for a keyword that is both a setting of the call and a parameter of the method."""
         own = getattr(getattr(self._call, "__self__", None), "_own_parameters", {}).get(self._name, ())
         for name in (n for n, value in given.items() if value is not None and n in own):
             raise _errors.InvalidError(
@@ -113,7 +115,7 @@ class ClusterMethod(Method):
 
 
 class Stacks(list[dict[str, Any]]):
-    """What workers do, a dict for each: rank, node, pid, calls, threads. Its text is for a reader."""
+    """What workers are doing, a dict for each: rank, node, pid, calls, threads. str() gives a readable text."""
 
     def __init__(self, found: dict[str, Any]) -> None:
         super().__init__(sorted(found["ranks"] or [], key=lambda one: int(one["rank"])))
@@ -126,7 +128,7 @@ class Stacks(list[dict[str, Any]]):
 
 
 class WorkerHandle(_codec.Walked):
-    """One worker of a cluster: handle.method(…) blocks, handle.method.remote(…) gives a future."""
+    """One worker of a cluster: handle.method(…) blocks, handle.method.remote(…) returns a future."""
 
     def __init__(self, cluster: Cluster, rank: int) -> None:
         self._cluster = cluster
@@ -153,7 +155,7 @@ class WorkerHandle(_codec.Walked):
         return method
 
     def __getitem__(self, name: str) -> Method:
-        """A method by its name: also one whose name is an attribute of every handle, such as `rank`."""
+        """Returns a method by its name, including one whose name is an attribute of every handle, such as `rank`."""
         return Method(self._call, name)
 
     def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], blocking: bool, settings: dict[str, Any] | None = None) -> Any:
@@ -165,7 +167,8 @@ class WorkerHandle(_codec.Walked):
         return self._cluster._short(method, args, kwargs, plan, True, blocking)
 
     def _begin(self, method: str, args: list[Any], make: Callable[..., Future]) -> None:
-        """A call without keyword arguments, futures and references as arguments. make makes its future, of the arguments of Future."""
+        """Starts a call without keyword arguments whose arguments contain no futures or references. make creates its future and takes the arguments
+        of Future."""
         plan, cluster = self._plan, self._cluster
         if plan is None:
             plan = self._plan = cluster._plan_ranks([self._rank])
@@ -193,7 +196,7 @@ class WorkerHandle(_codec.Walked):
 
 
 class _Options:
-    """A cluster with other settings for the calls that are made through it."""
+    """A cluster with other settings for the calls made through it."""
 
     def __init__(self, cluster: Cluster, settings: dict[str, Any]) -> None:
         self._cluster = cluster
@@ -213,7 +216,9 @@ class _Options:
 class Cluster(_codec.Walked):
     """The running workers of one role.
 
-    Methods that the class registers are methods of the cluster: cluster.train_step(batch, blocking=False, timeout=60).
+    Cluster(name, worker_cls, resource_manager, worker_config) starts the workers and waits until they are ready. The registered methods of the
+    worker class become methods of the cluster: cluster.train_step(batch, blocking=False, timeout=60). As a context manager, a cluster that is not
+    detached shuts down at the end of the block.
     """
 
     name: str
@@ -222,7 +227,7 @@ class Cluster(_codec.Walked):
     master_port: int
     worker_config: Any
     _seats: list[dict[str, Any]]
-    _detached = False  # of one that was created here: it ends when it is shut down, and in no other way
+    _detached = False  # for a cluster created here: whether it ends only by an explicit shutdown
 
     def __init__(
         self,
@@ -268,11 +273,11 @@ class Cluster(_codec.Walked):
         self._workers: list[WorkerHandle] | None = None
         self._id = 0
         self._closed = False
-        self._own_parameters: dict[str, set[str]] = {}  # by method, its parameters that are also settings of calls
-        self._interrupted: set[int] = set()  # ranks that may still run a call which was cancelled, or whose wait was interrupted
+        self._own_parameters: dict[str, set[str]] = {}  # by method, its parameters whose names are also settings of calls
+        self._interrupted: set[int] = set()  # ranks that may still run a call that was cancelled or whose wait was interrupted
         self._on_shutdown: Callable[[], None] | None = None
-        self._start_asked: Asked | None = None  # the start in the background; None: it is complete, or there was none
-        self._watch: _deaths.Watch | None = None  # of callbacks for deaths
+        self._start_asked: Asked | None = None  # the background start; None if it is complete or there was none
+        self._watch: _deaths.Watch | None = None  # delivers deaths to callbacks
         self._handle = handle or b""
         if fields is not None:
             self._take(fields)
@@ -280,19 +285,19 @@ class Cluster(_codec.Walked):
             assert known is not None
             self._known(known)
 
-    # A start in the background.
+    # Background start.
 
     @classmethod
     def create(
         cls, name: str | None = None, worker_cls: type | str | None = None, resource_manager: ResourceManager | Reservation | BundleOf | None = None, worker_config: Any = None,
         **settings: Any,
     ) -> Cluster:  # fmt: skip
-        """Cluster(…) without waiting for the workers: they are started in the background. Calls wait for the start, and raise what a
-        constructor raised. `await cluster` and `cluster.wait_ready()` wait for the start itself."""
+        """Creates a cluster without waiting for the workers, which start in the background. Calls wait for the start, and raise the error if a
+        constructor failed. `await cluster` and `cluster.wait_ready()` wait for the start itself."""
         return cls(name, worker_cls, resource_manager, worker_config, background=True, **settings)
 
     def _begin(self, worker_cls: type | str) -> None:
-        """What is known of the class stands in for what its workers will say of it."""
+        """Takes the methods from the class until its workers have reported them."""
         self._start_asked = Asked(self._core, "started", codec=self._codec, cluster=self._id)
         if isinstance(worker_cls, type):
             marks = marks_of(worker_cls)
@@ -303,7 +308,7 @@ class Cluster(_codec.Walked):
         del self.master_addr, self.master_port
 
     def _await_start(self) -> None:
-        """Waits for a start in the background. What failed it is raised, each time."""
+        """Waits for a background start. If the start failed, each call raises its error."""
         if self._start_asked is not None:
             self._take_start(self._start_asked.result())
 
@@ -314,7 +319,7 @@ class Cluster(_codec.Walked):
             self._start_asked = None
 
     def __await__(self) -> Any:
-        """Waits for a start in the background; the cluster itself."""
+        """Waits for a background start and returns the cluster."""
         if self._start_asked is not None:
             self._take_start((yield from self._start_asked.__await__()))
         return self
@@ -345,11 +350,12 @@ class Cluster(_codec.Walked):
         self._replayed = {m["name"] for m in fields["methods"] or [] if m.get("replay")}
 
     def _keep_on_device(self, accepted: bool) -> None:
-        """Has large tensors of arguments stay on their device, if the workers accept such."""
+        """Makes large tensors of arguments stay on their device, if the workers accept such tensors."""
         self._device_codec = self._codec.on_device() if accepted and self._session.device else self._codec
 
     def _argument_codec(self, method: str, settings: dict[str, Any] | None = None) -> _codec.Codec:
-        """How the arguments of a call are encoded. Those that are replayed to a restarted worker outlive tensors on a device."""
+        """Returns the codec for the arguments of a call. Arguments that may be replayed to a restarted worker are copied, because they outlive device
+        tensors."""
         codec = self._device_codec
         if codec is self._codec or method in self._replayed:
             return self._codec
@@ -358,7 +364,7 @@ class Cluster(_codec.Walked):
         return codec.on_device(snapshot=False, share=True) if settings and settings.get("share") else codec
 
     def _open(self) -> Cluster:
-        """A cluster that came as an argument is opened when it is first used."""
+        """Opens a cluster that was received as a value, on first use."""
         if not self._id:
             request = msgpack.packb(msgpack.ExtType(_codec.HANDLE, self._handle))
             fields = self._core.ask("open_handle", runtime=self._session.id, handle=msgpack.unpackb(request, ext_hook=msgpack.ExtType)).get()
@@ -367,14 +373,14 @@ class Cluster(_codec.Walked):
 
     @classmethod
     def attach(cls, name: str) -> Cluster:
-        """A role that another program created, by its name."""
+        """Returns the cluster of a role that another program created, by its name."""
         session = _session.current()
         fields = session.core.ask("attach", runtime=session.id, name=name).get()
         cluster = cls.__new__(cls)
         cluster._setup(session, fields)
         return cluster
 
-    # What it is.
+    # Layout and state.
 
     @property
     def dp_size(self) -> int:
@@ -405,7 +411,7 @@ class Cluster(_codec.Walked):
 
     @property
     def rank2worker(self) -> dict[int, str]:
-        """The workers' names: actor_train-0-G01."""
+        """The workers' names by rank, such as actor_train-0-G01."""
         self._await_start()
         if self._seats:
             return {r: s["name"] for r, s in enumerate(self._seats)}
@@ -417,7 +423,7 @@ class Cluster(_codec.Walked):
 
     @property
     def rank2devices(self) -> dict[int, list[tuple[int, int]]]:
-        """By rank, its devices: (node rank, index on the node)."""
+        """The devices by rank, as pairs (node rank, index on the node)."""
         self._await_start()
         return {r: [(s["node_rank"], d) for d in s["devices"] or []] for r, s in enumerate(self._seats)}
 
@@ -427,33 +433,34 @@ class Cluster(_codec.Walked):
         return {s["name"]: s["node"] for s in self._seats}
 
     def info(self) -> list[dict[str, Any]]:
-        """What each worker says of itself; it answers while it is busy."""
+        """Asks every worker for a description of itself. A busy worker answers too."""
         return list(self._core.ask("info", cluster=self._open()._id).get())
 
     def health(self) -> list[dict[str, Any]]:
-        """What was last heard of each worker."""
+        """Returns the last known state of each worker."""
         return list(self._core.ask("health", cluster=self._open()._id).get())
 
     def stacks(self, *ranks: int) -> Stacks:
-        """The methods that workers run, since when and with what arguments, and the stacks of all their threads: of these ranks, or of all.
-        They answer while they compute, also when foreign code holds the interpreter lock. Printed, ranks that do the same are shown once."""
+        """Returns what the workers of the given ranks, or of all, are doing: the running methods, since when and with which arguments, and the stacks
+        of all threads. Workers answer while they compute, even while native code holds the interpreter lock. In print, ranks that do the same
+        appear once."""
         return Stacks(self._core.ask("stacks", cluster=self._open()._id, ranks=[_check.integer("rank", r) for r in ranks]).get(_INSPECT_TIMEOUT))
 
     def interrupt(self, rank: int) -> list[str]:
-        """Raises KeyboardInterrupt in the methods that a worker runs; their names. Their callers get CancelledError, and the worker goes on.
-        An empty list: the worker does not answer, and is interrupted when it runs Python code again."""
+        """Raises KeyboardInterrupt in the methods that a worker is running and returns their names. The callers get CancelledError, and the worker
+        continues. An empty list means that the worker does not answer; it is interrupted when it next runs Python code."""
         return list(self._core.ask("interrupt", cluster=self._open()._id, ranks=[_check.integer("rank", rank)]).get(_INSPECT_TIMEOUT))
 
     def wait_ready(self, timeout: float | None = None) -> None:
-        """Waits until every worker is ready: at once if none is being restarted. TimedOutError after the timeout; the role's own error if
-        it fails meanwhile."""
+        """Waits until every worker is ready; returns immediately if none is being restarted. Raises TimedOutError after timeout seconds, or the
+        role's error if it fails meanwhile."""
         _core.warn_in_serving_loop("`await cluster.await_ready()`")
         if self._start_asked is not None:
             self._take_start(self._start_asked.result(timeout))
         self._ready(timeout).now()
 
     async def await_ready(self, timeout: float | None = None) -> None:
-        """wait_ready for event loops."""
+        """Waits as wait_ready does, in an event loop."""
         if self._start_asked is not None:
             self._take_start(await Asked(self._core, "started", codec=self._codec, cluster=self._id, timeout=_check.seconds("timeout", timeout) or 0.0))
         await self._ready(timeout)
@@ -462,8 +469,8 @@ class Cluster(_codec.Walked):
         return Asked(self._core, "wait_ready", cluster=self._open()._id, timeout=_check.seconds("timeout", timeout) or 0.0)
 
     def _activity(self, ranks: Sequence[int]) -> dict[int, str]:
-        """By rank, what its worker is doing, in words. The core of a worker answers while Python is busy; a rank that does not answer
-        within a second is described as such."""
+        """Describes, by rank, what the workers are doing. A worker's core answers while Python is busy; a rank that does not answer within a second
+        is described as such."""
         settings = {"collect_all": True, "timeout": _ACTIVITY_TIMEOUT}
         plan = self._plan_ranks(list(ranks))
         try:
@@ -487,20 +494,20 @@ class Cluster(_codec.Walked):
         raise AttributeError(f"cluster {self.__dict__.get('name', '?')} has no method {name!r}; its workers have {known}")
 
     def __getitem__(self, name: str) -> Method:
-        """A method by its name, in its own mode. All arguments are the method's own: also those named `timeout` or `blocking`; and a
-        method whose name is an attribute of every cluster, such as `health`, is reached this way."""
+        """Returns a method by its name, in its registered mode. All arguments go to the method, including those named `timeout` or `blocking`. A
+        method whose name is an attribute of every cluster, such as `health`, is called this way."""
         return Method(self._dispatch, name)
 
     def call(self, method_name: str, /, *args: Any, **kwargs: Any) -> Any:
-        """Calls a method by its name, in its own mode, and waits. All other arguments are the method's."""
+        """Calls a method by its name, in its registered mode, and waits for the result. All other arguments go to the method."""
         return self[method_name](*args, **kwargs)
 
     def configure(self, config: Any) -> None:
-        """Gives every worker's `configure(config)` method a configuration, in the order of calls."""
+        """Calls `configure(config)` in every worker, in order with other calls."""
         self._verb("@configure", config)
 
     def set_env(self, env: dict[str, str]) -> None:
-        """Sets environment variables in every worker's process, in the order of calls; a method `set_env(env)` of the class is told."""
+        """Sets environment variables in every worker process, in order with other calls. If the class has a method `set_env(env)`, it is called."""
         for key, value in dict(env).items():
             _check.text("the name of a variable", key)
             _check.text(f"env: the value of {key}", value)
@@ -515,14 +522,21 @@ class Cluster(_codec.Walked):
         mode: Dispatch | str | None = None, ranks: Sequence[int] | None = None, engine: str = "", wait: bool = True, copy: bool = False,
         share: bool = False, device: bool = True,
     ) -> _Options:  # fmt: skip
-        """Other settings for calls: cluster.options(collect=False).train_step(batch).
+        """Returns the cluster with other settings for calls: cluster.options(collect=False).train_step(batch).
 
-        collect=False: every rank computes and acknowledges alone. pad: rows are repeated until they divide, and trimmed
-        again. need=k: k good answers are enough. collect_all: wait for all ranks, and give exceptions in place of values.
-        mode, ranks: instead of the method's own. engine: a named object in the workers. wait=False: a call of a rank that is being
-        restarted fails at once instead of waiting for it. copy=True: large arrays of the result are copied out of shared memory when they
-        are received, which takes less than writing to all of their pages later. share=True: tensors on a device, of the result and of arguments,
-        are used in place, and not copied: do not change such an argument while a worker uses it. device=False: tensors travel through memory.
+        - timeout: seconds until the call fails with TimedOutError.
+        - collect=False: the ranks return no values, only acknowledgements.
+        - pad: rows are repeated until they divide evenly, and the result is trimmed again.
+        - need=k: k successful answers are enough.
+        - collect_all: the call waits for all ranks, and the result has exceptions in place of missing values.
+        - mode, ranks: replace the method's registered mode, or choose the ranks.
+        - engine: the name of an object in the workers, made by create_engine.
+        - wait=False: a call to a rank that is being restarted fails immediately instead of waiting for it.
+        - copy=True: large arrays of the result are copied out of shared memory on receipt, which is faster than writing to all of their pages
+          later.
+        - share=True: device tensors of the arguments and the result are used in place instead of copied. Do not change such an argument while a
+          worker uses it.
+        - device=False: device tensors travel through host memory.
         """
         settings = {"timeout": timeout, "collect": collect, "pad": pad, "need": need, "collect_all": collect_all, "mode": mode, "ranks": ranks}
         return _Options(self, _settings_of({**settings, "engine": engine, "wait": wait, "copy": copy, "share": share, "device": device}))
@@ -538,7 +552,7 @@ class Cluster(_codec.Walked):
         return self._in_mode(mode, method, args, kwargs, blocking, settings)
 
     def _in_mode(self, mode: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], blocking: bool, settings: dict[str, Any]) -> Any:
-        if mode == "ALL_TO_ALL" or mode in _split._DP:  # what is cut must be here
+        if mode == "ALL_TO_ALL" or mode in _split._DP:  # arguments to be split must be in this process
             args = tuple(resolve(a) for a in args)
             kwargs = {n: resolve(v) for n, v in kwargs.items()}
         if not _split.is_cut(mode, args, kwargs):
@@ -643,7 +657,7 @@ class Cluster(_codec.Walked):
             raise
 
     def _short(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], plan: _split.Plan, one: bool, blocking: bool) -> Any:
-        """A call with the settings that most have: what does not change between two of them is made once."""
+        """Makes a call with default settings; its encoded prefix is cached per plan."""
         eventual = bool(kwargs)
         for value in args:
             if isinstance(value, Waitable):
@@ -660,7 +674,7 @@ class Cluster(_codec.Walked):
         return self._finish(future, blocking)
 
     def _send_short(self, future: Future, method: str, body: Any, plan: _split.Plan, blocking: bool) -> None:
-        """Sends an encoded call whose answers the future receives."""
+        """Sends an encoded call. Its answers go to the future."""
         prefix = plan.prefixes.get((method, blocking))
         if prefix is None:
             prefix = plan.prefixes[method, blocking] = self._prefix(method, plan, blocking)
@@ -675,7 +689,7 @@ class Cluster(_codec.Walked):
             self._start(future, self._blob([prefix], [body]))
 
     def _mind_own(self, future: Future, method: str, plan: _split.Plan, blocking: bool) -> None:
-        """A worker that waits for a call to itself waits for ever, if that call waits for the one that is being served."""
+        """Marks or refuses a call of a worker to itself that would wait for the call being served, and so never end."""
         serving = _call.current.get()
         if serving is not None and self._own_rank in plan.called() and _core.running_loop() in _core.serving_loops:
             future._behind_loop = _core.running_loop()
@@ -712,24 +726,24 @@ class Cluster(_codec.Walked):
             raise
         return b"".join(pieces + inline)
 
-    # As existing drivers call it.
+    # The call interface of existing drivers.
 
     def execute_rank_zero_sync(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
-        """Calls rank 0 alone."""
+        """Calls rank 0 and waits for its result."""
         return self._execute_rank_zero_sync({}, method_name, *args, **kwargs)
 
     def execute_rank_zero_async(self, method_name: str, *args: Any, **kwargs: Any) -> Future:
-        """Calls rank 0 alone and returns at once."""
+        """Calls rank 0 and returns a future immediately."""
         return self._execute_rank_zero_async({}, method_name, *args, **kwargs)
 
     execute_rank_zero = execute_rank_zero_async
 
     def execute_all_sync(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """Calls every rank with the same arguments; Scatter([...]) gives each its own."""
+        """Calls every rank with the same arguments and waits for the results. Scatter([...]) gives each rank its own element."""
         return self._execute_all_sync({}, method_name, *args, **kwargs)
 
     def execute_all_async(self, method_name: str, *args: Any, **kwargs: Any) -> Future:
-        """Calls every rank and returns at once."""
+        """Calls every rank and returns a future immediately."""
         return self._execute_all_async({}, method_name, *args, **kwargs)
 
     execute_all = execute_all_async
@@ -751,7 +765,7 @@ class Cluster(_codec.Walked):
 
     def _all(self, settings: dict[str, Any], method: str, args: tuple[Any, ...], kwargs: dict[str, Any], blocking: bool) -> Any:
         values = [*args, *kwargs.values()] if kwargs else args
-        lists = 0  # that are as long as the world
+        lists = 0  # number of lists with one element per rank
         for v in values:
             if isinstance(v, (Scatter, Split, Broadcast)):
                 return self._all_marked(settings, method, args, kwargs, blocking)
@@ -767,7 +781,7 @@ class Cluster(_codec.Walked):
         return self._send(method, args, kwargs, self._plan("ONE_TO_ALL", True), blocking=blocking, settings=settings)
 
     def _all_marked(self, settings: dict[str, Any], method: str, args: tuple[Any, ...], kwargs: dict[str, Any], blocking: bool) -> Any:
-        """A call of all ranks where an argument names the part for each rank."""
+        """Calls all ranks when an argument is marked with Scatter, Split or Broadcast."""
         if not any(isinstance(v, Scatter) for v in [*args, *kwargs.values()]):
             return self._in_mode("ONE_TO_ALL", method, args, kwargs, blocking, settings)
         args = tuple(v if isinstance(v, (Scatter, Broadcast)) else Broadcast(v) for v in args)
@@ -775,19 +789,19 @@ class Cluster(_codec.Walked):
         return self._in_mode("ALL_TO_ALL", method, args, kwargs, blocking, settings)
 
     def create_engine(self, name: str, cls: type | str, *args: Any, **kwargs: Any) -> None:
-        """Makes another object in every worker, from an import path and arguments; call it with options(engine=name)."""
+        """Creates another object in every worker, from a class or its import path and constructor arguments. Call it with options(engine=name)."""
         request = {"name": name, "class": _launch.class_path(cls), "config": _launch.engine_config(self._codec, cls, args, kwargs)}
         body = msgpack.packb([[request], None])
         self._send_bodies("@create", [body], self._plan("ONE_TO_ALL", True))
 
     def update_mesh(self) -> None:
-        """Asks the workers how they are laid out: an engine may learn its mesh late, and set rank_info in initialize. It is
-        asked for by itself when the result of initialize is taken."""
+        """Asks the workers for their mesh. An engine may learn its mesh late and set rank_info in initialize; taking the result of initialize
+        therefore calls this automatically."""
         _core.warn_in_serving_loop("`await cluster.aupdate_mesh()`")
         self._take_mesh(self._ask_mesh(True))
 
     async def aupdate_mesh(self) -> None:
-        """update_mesh for event loops."""
+        """Updates the mesh as update_mesh does, in an event loop."""
         self._take_mesh(await self._ask_mesh(False))
 
     def _learns_mesh(self) -> bool:
@@ -805,10 +819,10 @@ class Cluster(_codec.Walked):
             self._workers = None
             self._dp = {r: self.get_rank_info(r).dp_rank for r in range(self.world_size)}
 
-    # The end.
+    # Shutdown.
 
     def shutdown(self) -> None:
-        """Destroys the role, also one that another driver created. It may be called more than once."""
+        """Destroys the role, even if another driver created it. Repeated calls have no effect."""
         self._end("destroy")
 
     def _end(self, how: str) -> None:
@@ -829,14 +843,15 @@ class Cluster(_codec.Walked):
     # Deaths.
 
     def on_death(self, callback: Callable[[_deaths.Death], None]) -> Callable[[], None]:
-        """Has the callback called with a Death whenever a worker dies, and when the role ends; on a thread of its own, in order. What is
-        returned ends that."""
+        """Calls callback(death) whenever a worker dies, and when the role ends. Callbacks run in order on a dedicated thread. Returns a function that
+        removes the callback."""
         if self._watch is None:
             self._watch = _deaths.Watch(self)
         return self._watch.add(callback)
 
     def died(self) -> Asked:
-        """A future of the next death: `await cluster.died()`, or `.result(timeout)`. The Death of the whole role if it has ended."""
+        """Returns a future of the next death, for `await cluster.died()` or `.result(timeout)`. If the role has ended, the future gives the Death of
+        the whole role."""
         return _deaths.next_death(self)
 
     def __reduce__(self) -> Any:
@@ -859,7 +874,7 @@ class Cluster(_codec.Walked):
 
 
 def from_handle(data: bytes, fields: dict[str, Any]) -> Any:
-    """A cluster or a worker that came as a value."""
+    """Returns the cluster or the worker of a received handle."""
     session = _session.current()
     cluster: Cluster | None = session.clusters.get((fields["role"], fields["incarnation"]))
     if cluster is None:
@@ -870,7 +885,7 @@ def from_handle(data: bytes, fields: dict[str, Any]) -> Any:
 
 
 def _unpickled(data: bytes, rank: int) -> Any:
-    """A cluster or a worker inside a pickle."""
+    """Returns the cluster or the worker of a pickled handle."""
     return from_handle(data, {**msgpack.unpackb(data, strict_map_key=False), "rank": rank})
 
 
@@ -882,14 +897,14 @@ _codec.set_handle_decoder(from_handle)
 
 
 def _not_started(err: _errors.Error) -> _errors.Error:
-    """The error of a role whose class raised while it was imported or constructed is the application's, not a lost worker's."""
+    """Turns the error of a class that raised while it was imported or constructed into an ApplicationError: the worker was not lost."""
     if err.code != "worker_lost" or "type" not in err.details or "exit_code" in err.details or "signal" in err.details:
         return err
     return _errors._rebuild(_errors.ApplicationError, err.message, err.__dict__)
 
 
 def _activity_text(info: Any) -> str:
-    """The description of a worker's state, from what it says of itself."""
+    """Describes a worker's state, from its own report."""
     if not isinstance(info, dict):
         return "does not answer"
     running = [c for c in info["calls"] or [] if c["running"] and not c["method"].startswith("@")]
@@ -902,7 +917,7 @@ def _activity_text(info: Any) -> str:
 
 
 def _with_wait(settings: dict[str, Any], wait: bool | None) -> dict[str, Any]:
-    """Settings with another wait; None: as they are."""
+    """Returns the settings with another value of wait; None leaves them unchanged."""
     if wait is None:
         return settings
     return {**settings, "wait": _check.flag("wait", wait)}
@@ -912,7 +927,7 @@ _SETTINGS = ("timeout", "collect", "pad", "need", "collect_all", "mode", "ranks"
 
 
 def _settings_of(given: dict[str, Any]) -> dict[str, Any]:
-    """Settings of calls, checked."""
+    """Checks settings of calls and returns them normalized."""
     for name in given:
         if name not in _SETTINGS:
             raise _errors.InvalidError(f"there is no option {name!r}{_check.suggestion(name, _SETTINGS)}; there are {', '.join(_SETTINGS)}, num_returns")
@@ -937,7 +952,7 @@ def _settings_of(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _own_parameters(cls: type) -> dict[str, set[str]]:
-    """By method of a class, its parameters whose names are also keywords of a cluster's methods."""
+    """Returns, by method of a class, the parameters whose names are also keywords of a cluster's methods."""
     found = {}
     for name in dir(cls):
         code = getattr(inspect_unwrap(getattr(cls, name, None)), "__code__", None) if not name.startswith("_") else None
@@ -949,7 +964,7 @@ def _own_parameters(cls: type) -> dict[str, set[str]]:
 
 
 def inspect_unwrap(function: Any) -> Any:
-    """The function inside decorators that keep it as __wrapped__, a few at most."""
+    """Returns the function inside up to ten decorators that keep it as __wrapped__."""
     for _ in range(10):
         inner = getattr(function, "__wrapped__", None)
         if inner is None:
@@ -959,7 +974,7 @@ def inspect_unwrap(function: Any) -> Any:
 
 
 def _warn_of_hidden_methods(cls: type, holder: type) -> None:
-    """Names the methods of a class that are attributes of every cluster, or of every handle, and how they are called."""
+    """Warns about methods of a class that attributes of every cluster or handle hide, and says how to call them."""
     base = {name for c in cls.__mro__ if c.__module__.startswith("troupe.") for name in c.__dict__}
     hidden = [n for n in dir(cls) if not n.startswith("_") and n not in base and callable(getattr(cls, n, None)) and hasattr(holder, n)]
     if hidden:

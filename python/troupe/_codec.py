@@ -1,7 +1,7 @@
-"""Python values on the wire: msgpack with the extension types of docs/wire.md.
+"""Encodes Python values for the wire: msgpack with the extension types of docs/wire.md.
 
-Small values go through msgpack's own packer. A value with a large array in it is walked here instead, so that the array is
-copied once, to its aligned place in the body; and received large arrays are views of the body.
+Small values go through msgpack's own packer. A value that contains a large array is walked here instead, so that the array is copied once, to its
+aligned place in the body. Large arrays that are received are views of the body.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ TENSOR, BATCH, HANDLE, REFERENCE, ARGUMENT, DEVICE = 1, 2, 3, 4, 5, 6
 TUPLE, SET, FROZENSET, DATACLASS, ENUM, SCALAR, PICKLE, EXCEPTION, COMPLEX, DECIMAL, DATETIME, QUEUE, STREAM = range(16, 29)
 
 ALIGN = 64
-BIG = 16 << 10  # bytes of an array that is worth a walk
+BIG = 16 << 10  # bytes from which an array makes the encoder walk the value
 MAX_DEPTH = 100
-_SMALL = 1 << 20  # bytes of an array that is copied out of a large body
-_MANY = 50_000  # elements of a large body beyond which it is not walked
+_SMALL = 1 << 20  # bytes below which an array is copied out of a large body
+_MANY = 50_000  # elements above which a large body goes to msgpack's parser
 
 Buffer = bytes | bytearray | memoryview
-Copy = Callable[[int, int, int], Any]  # copies bytes: to, from, number
+Copy = Callable[[int, int, int], Any]  # copies bytes: destination, source, count
 
-# numpy's and torch's names are the wire's. Those that numpy has not are torch's alone.
+# Wire names are numpy's and torch's dtype names. _TORCH_ONLY lists the dtypes that numpy lacks.
 _SIZES = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
     "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint64": 8, "uint32": 4, "uint16": 2, "uint8": 1, "bool": 1,
@@ -38,7 +38,7 @@ _TORCH_ONLY = {"bfloat16": "int16", "float8_e4m3fn": "int8", "float8_e5m2": "int
 
 
 class Tensor:
-    """An array of a type that nothing installed here has: its bytes, with dtype and shape."""
+    """An array whose dtype no installed library supports: its bytes, with dtype and shape."""
 
     __slots__ = ("data", "dtype", "shape")
 
@@ -73,37 +73,37 @@ class Tensor:
 
 
 class Big(Exception):
-    """There is a large array in the value: it is to be walked."""
+    """Raised by the packer for a value that contains a large array and must be walked."""
 
 
 class Codec:
-    """The encoding of values between this process and one other: it says whether pickles and handles are allowed."""
+    """Encodes and decodes the values exchanged with one other process. It knows whether pickles and handles are allowed."""
 
     __slots__ = ("_free", "device", "handles", "pickle", "share", "snapshot", "why_not")
 
     def __init__(self, pickle: bool = False, why_not: str = "", handles: bool = False) -> None:
         self.pickle = pickle
         self.why_not = why_not or "pickles travel only in calls, between the processes of one run"
-        self.handles = handles  # a handle is decoded to a cluster or a worker; else to its fields
-        self.device = False  # large tensors on a device are encoded as references to them,
-        self.snapshot = True  # of a copy that later writes do not change,
-        self.share = False  # and the receiver uses them in place
+        self.handles = handles  # whether a handle is decoded to a cluster or a worker; otherwise to its fields
+        self.device = False  # whether large device tensors are encoded as references,
+        self.snapshot = True  # to a snapshot that later writes do not change,
+        self.share = False  # and used in place by the receiver
         self._free: list[Any] = []
 
     def on_device(self, snapshot: bool = True, share: bool = False) -> Codec:
-        """The same, for values whose large tensors stay on their device."""
+        """Returns a copy of this codec that leaves large tensors on their device."""
         codec = Codec(self.pickle, self.why_not, self.handles)
         codec.device, codec.snapshot, codec.share = True, snapshot, share
         return codec
 
     def lending(self) -> Any:
-        """Of tensors that stay on their device, in one message or in several."""
+        """Returns the collector of tensors that stay on their device, for one message or several; None if this codec copies tensors."""
         return _devices().Lending(self.snapshot, self.share) if self.device else None
 
     # Encoding.
 
     def encode(self, value: Any) -> bytes | Walk:
-        """A value as the wire says it: bytes, or a walk that writes itself into a buffer."""
+        """Encodes a value as bytes, or as a Walk that writes itself into a buffer."""
         try:
             return self._pack(value)
         except Big:
@@ -112,12 +112,12 @@ class Codec:
                 walk.value(value, 0)
                 walk.finish()
             except BaseException:
-                take_references()  # of tensors that are lent and will not be sent
+                take_references()  # drop the references to lent tensors that will not be sent
                 raise
             return walk.join() if walk.lent and walk.size < BIG else walk
 
     def encode_args(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | Walk:
-        """The body of a call: [positional, named]."""
+        """Encodes the body of a call: [positional, named]."""
         return self.encode([list(args), kwargs or None])
 
     def _pack(self, value: Any) -> bytes:
@@ -128,7 +128,7 @@ class Codec:
             raise
         except (ValueError, OverflowError, RecursionError) as err:
             raise _errors.EncodeError(f"{_short(value)} cannot be sent: {_errors.text_of(err)}") from err
-        # After an error a packer is not used again: half of the value is in it.
+        # A packer that raised is not reused: it holds half of the value.
         self._free.append(packer)
         return body
 
@@ -138,7 +138,7 @@ class Codec:
             return msgpack.ExtType(TUPLE, self._pack(list(value)))
         if is_array(value):
             if self.device and getattr(value, "is_cuda", False):
-                raise Big  # it may be lent, once: a walk does not begin anew
+                raise Big  # lending must happen once, and only a walk encodes each tensor once
             return _small(value)
         if isinstance(value, Walked) and value.big():
             raise Big
@@ -150,11 +150,11 @@ class Codec:
             return value if type(value) in _NATIVE else self._default(value)
         code, inner = self._ext(value)
         if code < 0:
-            return inner  # msgpack's own
+            return inner  # a type that msgpack encodes itself
         return msgpack.ExtType(code, inner if isinstance(inner, bytes) else self._pack(inner))
 
     def _ext(self, value: Any) -> tuple[int, Any]:
-        """A value that msgpack cannot say: the extension type, and what it holds, encoded if it is bytes."""
+        """Returns the extension type of a value that msgpack cannot encode, and its payload: bytes if encoded already."""
         kind = type(value)
         encoder = _ENCODERS.get(kind)
         if encoder is not None:
@@ -196,8 +196,8 @@ class Codec:
     # Decoding.
 
     def decode(self, body: Buffer, copy: Copy | None = None, share: bool = False) -> Any:
-        """The value of a body. Arrays are views of a large body, which belongs to this value alone; with copy they are copies. With share,
-        tensors on a device are those of their producer."""
+        """Decodes a body. Arrays are views of a large body, which must belong to this value alone; with copy, they are copies. With share, device
+        tensors are those of their producer."""
         if share:
             with _devices().sharing(True):
                 return self.decode(body, copy)
@@ -206,7 +206,7 @@ class Codec:
                 try:
                     return Reader(self, memoryview(body), copy).whole()
                 except _TooMany:
-                    body = bytes(body)  # another process may have it as well, and msgpack's parser trusts that it does not change
+                    body = bytes(body)  # another process may share the body, and msgpack's parser relies on it not changing
             return self._unpack(body)
         finally:
             if _unfinished:
@@ -221,7 +221,7 @@ class Codec:
             raise _errors.MalformedError(f"the body cannot be read: {type(err).__name__}: {_errors.text_of(err)}") from err
 
     def ext(self, code: int, data: Buffer) -> Any:
-        """The value of an extension type. An unknown one is refused by name."""
+        """Decodes the payload of an extension type. An unknown type raises an error that names it."""
         if code == TENSOR:
             return read_tensor(memoryview(bytearray(data)))
         if code == PICKLE:
@@ -241,10 +241,10 @@ class Codec:
             raise _errors.RefusedError(f"a pickle was sent and is not read: {self.why_not}")
         import pickle
 
-        return pickle.loads(bytes(data))  # a copy: another process may have the body as well
+        return pickle.loads(bytes(data))  # a copy, because another process may share the body
 
     def type_of(self, module: str, name: str) -> Any:
-        """The class of that name. Modules are imported only for senders that may send pickles."""
+        """Returns the class with that name. A module is imported only for senders that may send pickles."""
         found: Any = sys.modules.get(module)
         if found is None and self.pickle:
             import importlib
@@ -263,10 +263,10 @@ class Codec:
 
 
 class Eventual:
-    """A value that is not here. It travels as a reference, or, if there can be none, as its value when that is there."""
+    """A value that may not be in this process yet. It is encoded as a reference, or, if it cannot have one, as its value, after a wait for it."""
 
     def reference(self) -> Any:
-        """A reference to the value; None: there is none."""
+        """Returns a reference to the value, or None."""
         return None
 
     def arrived(self) -> Any:
@@ -274,31 +274,31 @@ class Eventual:
 
 
 class Argument:
-    """A reference as an argument of a call. The worker's core replaces it by the value."""
+    """A reference that is an argument of a call. The worker's core replaces it with the value."""
 
     __slots__ = ("name", "ref", "share")
 
     def __init__(self, ref: Any = None, name: tuple[str, int] = ("", 0), share: bool = False) -> None:
-        self.ref = ref  # at the caller
-        self.share = share  # tensors on a device are used in place
+        self.ref = ref  # the Reference object, on the caller's side
+        self.share = share  # whether device tensors are used in place
         self.name = name if ref is None else (ref._owner, ref._number)
 
 
-# The references that were encoded since they were last taken, by thread: who sends them keeps them until they have arrived.
+# By thread, the references encoded since take_references was last called. The sender keeps them alive until the message has arrived.
 _encoded: dict[int, list[Any]] = {}
-_pickling: set[int] = set()  # threads that pickle a value which is being encoded
+_pickling: set[int] = set()  # idents of threads that are pickling a value being encoded
 
 
 def _note(ref: Any) -> None:
     _encoded.setdefault(get_ident(), []).append(ref)
 
 
-# Copies of tensors that the decoder has begun, with what they need until they are complete, by thread.
+# By thread, the tensor copies that the decoder has started, each with what must stay alive until it completes.
 _unfinished: dict[int, list[tuple[Callable[[], None], Any]]] = {}
 
 
 def finish_later(wait: Callable[[], None], keep: Any) -> None:
-    """Has the decoder of the current message wait at its end, once for all copies."""
+    """Makes the decoder of the current message call wait when the message is decoded, so that all copies run at once. keep stays alive until then."""
     _unfinished.setdefault(get_ident(), []).append((wait, keep))
 
 
@@ -313,7 +313,7 @@ def _name_of(ref: Any) -> bytes:
 
 
 def note_pickled(ref: Any) -> bool:
-    """Whether the reference is pickled as a part of a value that is being encoded."""
+    """Records a reference that is being pickled inside a value being encoded. Returns False if no value is being encoded."""
     if get_ident() not in _pickling:
         return False
     _note(ref)
@@ -321,7 +321,7 @@ def note_pickled(ref: Any) -> bool:
 
 
 def take_references() -> list[Any] | None:
-    """The references inside what this thread has encoded since the last time; None, mostly."""
+    """Returns the references that this thread has encoded since the last call, and forgets them; None if there are none, the usual case."""
     return _encoded.pop(get_ident(), None) if _encoded else None
 
 
@@ -330,11 +330,11 @@ def _encode_argument(value: Argument) -> tuple[int, Any]:
     return ARGUMENT, {"owner": value.name[0], "id": value.name[1], **({"share": True} if value.share else {})}
 
 
-_NATIVE = {type(None), bool, int, float, str, bytes, bytearray, list, dict}  # what msgpack takes as it is
+_NATIVE = {type(None), bool, int, float, str, bytes, bytearray, list, dict}  # types that msgpack encodes directly
 
 
 class Walked:
-    """A value of ours that travels as an extension type."""
+    """A Troupe type that travels as an extension type."""
 
     def wire(self) -> tuple[int, Any]:
         raise NotImplementedError
@@ -380,7 +380,7 @@ def _zero() -> Any:
 
 
 class _Encoders(dict[type, Callable[[Any], tuple[int, Any]]]):
-    """By type. Those of modules that may not be loaded are entered when one of their values comes."""
+    """Encoders by type. The types of datetime and decimal are added on first use, so that their modules need not be imported."""
 
     def get(self, kind: type, default: Any = None) -> Any:
         found = super().get(kind)
@@ -452,18 +452,18 @@ _DECODERS: dict[int, Callable[[Codec, Any], Any]] = {
 
 
 def set_decoder(code: int, decode: Callable[[Codec, Any], Any]) -> None:
-    """Sets how an extension type is decoded. The module that defines the type calls it when it is imported."""
+    """Sets the decoder of an extension type. The module that defines the type calls it on import."""
     _DECODERS[code] = decode
 
 
 def set_handle_decoder(decode: Callable[[bytes, dict[str, Any]], Any]) -> None:
-    """Sets how a handle, given as its bytes and its fields, becomes a cluster or a worker."""
+    """Sets the function that makes a cluster or a worker of a handle's bytes and fields."""
     global _open_handle
     _open_handle = decode
 
 
 def set_devices(module: Callable[[], Any]) -> None:
-    """Sets what gives the module of tensors on a device, which imports this one. It is imported with the first such tensor."""
+    """Sets the function that returns the module for device tensors. That module imports this one, and is loaded with the first such tensor."""
     global _devices
     _devices = module
 
@@ -479,8 +479,8 @@ _open_handle: Callable[[bytes, dict[str, Any]], Any] = lambda data, fields: fiel
 
 
 def is_array(value: Any) -> bool:
-    """Whether the value travels as a tensor. Nothing is imported for the question. Tensors of torch whose elements are not a dense array
-    (on the meta device, sparse, nested) are pickled."""
+    """Returns whether the value travels as a tensor. Imports nothing. torch tensors without dense elements (meta, sparse, nested) do not: they are
+    pickled."""
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.ndarray):
         return True
@@ -491,7 +491,7 @@ def is_array(value: Any) -> bool:
 
 
 class Scattered:
-    """Elements that do not lie in one piece of this memory, on a device for instance. They are copied once, to where the body is."""
+    """Array elements that are not contiguous in host memory, such as those on a device. They are copied once, directly into the body."""
 
     __slots__ = ("_copy", "_nbytes")
 
@@ -507,7 +507,7 @@ class Scattered:
 
 
 def tensor_parts(value: Any) -> tuple[bytes, Any]:
-    """The head of a tensor, msgpack [dtype, [shape…]], and its elements: something with a buffer, or Scattered."""
+    """Returns the header of a tensor, msgpack [dtype, [shape…]], and its elements: an object with a buffer, or a Scattered."""
     if type(value) is Tensor:
         return _head(value.dtype, value.shape, False), memoryview(value.data)
     torch = sys.modules.get("torch")
@@ -558,7 +558,7 @@ def _torch_parts(torch: Any, value: Any) -> tuple[bytes, Any]:
 
 
 def _head(dtype: str, shape: tuple[int, ...], torch: bool) -> bytes:
-    """[dtype, [shape…]]. A torch tensor has its dtype as a str 8, which says the same to everybody else."""
+    """Encodes [dtype, [shape…]]. The dtype of a torch tensor is written as a str 8, which other readers take for the same string."""
     text = dtype.encode()
     name = (b"\xd9" + bytes([len(text)]) if torch else bytes([0xA0 | len(text)])) + text
     return b"\x92" + name + bytes(msgpack.packb(list(shape)))
@@ -572,7 +572,7 @@ def _small(value: Any) -> Any:
 
 
 def read_tensor(data: memoryview) -> Any:
-    """The array of a tensor's payload, a view of it."""
+    """Decodes the payload of a tensor to an array that is a view of it."""
     try:
         rest = data[1 + data[0] :]
         torch = rest[1] == 0xD9
@@ -617,7 +617,7 @@ def _make_torch(dtype: str, shape: tuple[int, ...], data: memoryview) -> Any:
 
 
 def _own(value: Any, copy: Copy | None = None) -> Any:
-    """A copy of an array that is a view; a large one is made by copy."""
+    """Returns a copy of an array that is a view. `copy` copies a large array."""
     if type(value) is Tensor:
         return Tensor(value.dtype, value.shape, bytes(value.data))
     if copy is None or value.nbytes < _SMALL:
@@ -637,16 +637,16 @@ def _own(value: Any, copy: Copy | None = None) -> Any:
 
 
 class Walk:
-    """A value with large arrays in it, encoded as pieces. It is written into one buffer at the end."""
+    """A value with large arrays, encoded as pieces that are written into one buffer at the end."""
 
     __slots__ = ("_bytes", "_codec", "_lending", "_pieces", "lent", "size")
 
     def __init__(self, codec: Codec, lending: Any = None) -> None:
         self._codec = codec
         self._pieces: list[Any] = []
-        self._bytes = bytearray()  # of the last piece, while it is small things
-        self._lending = lending  # of tensors that stay on their device
-        self.lent = 0  # how many such tensors this value has
+        self._bytes = bytearray()  # the current piece, while it consists of small values
+        self._lending = lending  # collector of tensors that stay on their device
+        self.lent = 0  # number of such tensors in this value
         self.size = 0
 
     def __len__(self) -> int:
@@ -696,7 +696,7 @@ class Walk:
             self._nested(code, inner, depth)
 
     def _nested(self, code: int, inner: Any, depth: int) -> None:
-        """An extension type whose length is known only at its end."""
+        """Encodes an extension type whose length is known only at its end."""
         self._flush()
         head = bytearray(6)
         self._pieces.append(head)
@@ -720,7 +720,7 @@ class Walk:
         self.size += len(data)
 
     def _lend(self, value: Any) -> bool:
-        """Encodes a tensor that stays on its device; False: it travels in the body."""
+        """Encodes a tensor that stays on its device. Returns False if the tensor must travel in the body."""
         devices = _devices()
         if self.lent >= devices.MOST or not devices.is_lent(value):
             return False
@@ -735,12 +735,12 @@ class Walk:
         return True
 
     def finish(self) -> None:
-        """Waits for tensors that stay on their device: the value may be sent."""
+        """Waits until the lent tensors are complete and the value may be sent."""
         if self.lent:
             self._lending.finish()
 
     def write(self, into: memoryview, copy: Copy = ctypes.memmove) -> None:
-        """Copies the pieces to where the body is to be. Large ones with copy(to, from, bytes), without the interpreter lock."""
+        """Writes the pieces into the body's memory. Large pieces are copied by copy(to, from, bytes), without the interpreter lock."""
         self._flush()
         at, start = 0, ctypes.addressof(ctypes.c_char.from_buffer(into))
         for piece in self._pieces:
@@ -767,7 +767,7 @@ class Walk:
 
 
 def address_of(data: memoryview) -> int:
-    """Where the bytes lie; 0: that cannot be told."""
+    """Returns the address of the bytes, or 0 if it cannot be determined."""
     if not data.readonly:
         return ctypes.addressof(ctypes.c_char.from_buffer(data))
     numpy = sys.modules.get("numpy")
@@ -775,7 +775,7 @@ def address_of(data: memoryview) -> int:
 
 
 def _check_length(n: int) -> None:
-    """msgpack has four bytes for the length of a typed value."""
+    """Raises an error if a payload exceeds msgpack's 4-byte length field."""
     if n >= 1 << 32:
         raise _errors.EncodeError(f"an array or object of {n} bytes cannot be sent: the most is 4 GiB each; send it in pieces, as a list of arrays")
 
@@ -797,13 +797,13 @@ class _TooMany(Exception):
 
 
 class Reader:
-    """Reads a large body where it lies, so that the arrays in it are views."""
+    """Decodes a large body in place, so that the arrays in it are views."""
 
     __slots__ = ("_at", "_body", "_codec", "_copy", "_count")
 
     def __init__(self, codec: Codec, body: memoryview, copy: Copy | None = None) -> None:
         self._codec = codec
-        self._copy = copy  # of arrays; None: they are views
+        self._copy = copy  # copies the arrays; None: arrays are views
         self._body = body
         self._at = 0
         self._count = 0
@@ -879,10 +879,10 @@ class Reader:
         code = self._number(">b")
         if code == TENSOR:
             value = read_tensor(self._take(n))
-            if self._copy is not None or n < _SMALL or n < len(self._body) // 8:  # it would keep all of the body
+            if self._copy is not None or n < _SMALL or n < len(self._body) // 8:  # a small view would keep the whole body alive
                 return _own(value, self._copy)
             return value
-        if code in _DECODERS:  # its payload is a value of its own, which may hold arrays
+        if code in _DECODERS:  # the payload is itself an encoded value, which may contain arrays
             end = self._at + n
             value = self._value(depth + 1)
             if self._at != end:

@@ -1,4 +1,4 @@
-"""What a worker is told: its configuration, and its place in the mesh."""
+"""The configuration of workers, and a rank's place in the mesh."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from . import _check, _errors, _output
 
 
 class WorkerConfig:
-    """The settings of a cluster's workers; docs/python.md has a table of them. Any object with some of these attributes works too."""
+    """The settings of a cluster's workers; docs/python.md has a table of them. Any other object with some of these attributes works too."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 
 def check(config: Any) -> None:
-    """Refuses a configuration, of whatever class, with a value that makes no sense, by the name of the field."""
+    """Raises InvalidError, naming the field, if a configuration of any class has an invalid value."""
     least = {"world_size": 1, "max_concurrency": 1, "queue_limit": 0, "restarts": 0}
     least |= dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"), 1)
     for name, lower in least.items():
@@ -111,7 +111,7 @@ def check(config: Any) -> None:
 
 
 def setting(config: Any, name: str, default: Any) -> Any:
-    """What a configuration, of whatever class, says of name."""
+    """Returns a field of a configuration of any class, or default if it is missing or None."""
     value = config.get(name) if isinstance(config, dict) else getattr(config, name, None)
     return default if value is None else value
 
@@ -140,7 +140,7 @@ class RankInfo:
 
     @classmethod
     def of(cls, rank: int, mesh: dict[str, int]) -> RankInfo:
-        """The place of a rank, tp fastest, then cp, dp, pp."""
+        """Returns the place of a rank; tp varies fastest, then cp, dp and pp."""
         places, left = {}, rank
         for axis in ("tp", "cp", "dp", "pp"):
             places[f"{axis}_size"] = mesh[axis]

@@ -1,8 +1,8 @@
-"""The Go core, loaded as a shared library: short calls into it, and one reader of its completions.
+"""Bindings of the Go core, a shared library: short calls into it, and the reading of its completions.
 
-Short calls keep the interpreter lock (PyDLL); a wait releases it once, in poll. Of all the threads that wait one is the
-reader at a time: it takes completions, many at once, and hands on what is not its own. When it leaves, another waiter
-takes its place. Event loops read when no thread does. See DESIGN.md.
+Short calls keep the interpreter lock (PyDLL); a wait for completions releases it once, in poll. Of all waiting threads, one at a time is the
+reader: it takes completions in batches and delivers those of the other threads to them. When the reader leaves, another waiting thread takes over.
+Event loops read completions while no thread does. See DESIGN.md.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ FAILED, LAST, CAUSE, NONE, WHOLE, SHARED, KEPT = 1, 2, 4, 8, 16, 32, 64
 
 _HEAD = struct.Struct("<IIQiIQQQ")
 _TAKE = 1 << 20
-_SET_TIMERSLACK, _GET_TIMERSLACK, _SLACK = 29, 30, 250_000  # nanoseconds
-SIDE = 1 << 62  # of tokens: their completions go to the side queue
-_LARGE = 64 << 10  # bodies over this cross without a copy
+_SET_TIMERSLACK, _GET_TIMERSLACK, _SLACK = 29, 30, 250_000  # prctl options, and the timer slack in nanoseconds
+SIDE = 1 << 62  # bit set in tokens whose completions go to the side queue
+_LARGE = 64 << 10  # bytes above which a body crosses without a copy
 
 Buffer = bytes | bytearray | memoryview
 OnCall = Callable[[int, int, bytes, Any], None]  # kind, token, meta, body
 
 
 class Receiver(Protocol):
-    """The receiver of the completions of one token. The reader calls it, one call at a time; it must not block."""
+    """Receives the completions of one token. The reader calls deliver, one call at a time; deliver must not block."""
 
     def deliver(self, kind: int, flags: int, rank: int, body: Buffer) -> None: ...
 
 
 class Waited(Protocol):
-    """An awaited result: whether it is done, and the waiters to wake when it is."""
+    """An operation that can be waited for: whether it is done, and the callbacks to run when it is."""
 
     _done: bool
     _waiters: list[Any]
 
 
 class Sleeper:
-    """A thread that waits while another one reads."""
+    """The waiter of a thread that sleeps while another thread reads."""
 
     __slots__ = ("lock",)
 
@@ -67,11 +67,11 @@ class Sleeper:
         try:
             self.lock.release()
         except RuntimeError:
-            pass  # it is awake
+            pass  # the thread is awake already
 
 
 class Notice:
-    """A waiter that does something once. It refers to the list that it is in and to what it does, so that no circle is left when it is done."""
+    """A waiter that runs a callback once. It refers only to the waiter list and the callback, so that no reference cycle remains afterwards."""
 
     __slots__ = ("_do", "_waiters")
 
@@ -83,16 +83,16 @@ class Notice:
             self._do()
 
     def withdraw(self) -> bool:
-        """False: it has been done, or withdrawn."""
+        """Removes the waiter from its list. Returns False if it has already run or been withdrawn."""
         try:
-            self._waiters.remove(self)  # of two threads one removes it
+            self._waiters.remove(self)  # if two threads try, only one succeeds
         except ValueError:
             return False
         return True
 
 
 def library_path() -> str:
-    """Where the library is: beside this file, or where TROUPE_LIBRARY says."""
+    """Returns the path of the library: $TROUPE_LIBRARY, or a file beside this one."""
     given = os.environ.get("TROUPE_LIBRARY")
     if given:
         return given
@@ -101,7 +101,7 @@ def library_path() -> str:
 
 
 def program_path() -> str:
-    """Where the program `troupe` is: beside the library, or where TROUPE_PROGRAM says."""
+    """Returns the path of the `troupe` program: $TROUPE_PROGRAM, or a file beside the library."""
     given = os.environ.get("TROUPE_PROGRAM")
     if given:
         return given
@@ -110,8 +110,8 @@ def program_path() -> str:
 
 @contextlib.contextmanager
 def _unhurried() -> Iterator[None]:
-    """Threads that begin now may be woken a quarter of a millisecond late. Go has one that looks about every 20 microseconds in a process
-    that is called a thousand times a second, and where there are more workers than cores it takes a tenth of them."""
+    """Sets the timer slack of threads started inside the block to at least 250 µs. In a process that receives a thousand calls a second, a thread of
+    the Go runtime wakes about every 20 µs; with more workers than cores, these threads would use a tenth of the CPU time."""
     if sys.platform != "linux":
         yield
         return
@@ -129,7 +129,7 @@ def _load() -> ctypes.PyDLL:
     try:
         with _unhurried():
             lib = ctypes.PyDLL(path)
-            lib.troupe_version()  # Go's first threads are there
+            lib.troupe_version()  # by its return, the Go runtime has started its first threads
     except OSError as err:
         text = str(err)
         if "GLIBC_" in text:
@@ -180,14 +180,14 @@ def _load() -> ctypes.PyDLL:
 
 
 def _load_copy() -> Callable[[int, int, int], int]:
-    """The one function that takes long. It is called without the interpreter lock."""
+    """Loads the one function that may run long. It is called without the interpreter lock."""
     function = ctypes.CDLL(library_path()).troupe_copy
     function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64]
     return function
 
 
 class Inbox:
-    """Completions that were taken from one of the core's queues and not handed on yet. One thread uses it at a time."""
+    """Completions taken from one of the core's queues and not yet delivered. One thread uses it at a time."""
 
     def __init__(self, core: Core, take: Any, side: bool) -> None:
         self._core = core
@@ -195,12 +195,13 @@ class Inbox:
         self._take = take
         self._buffer = bytearray(_TAKE)
         self._address = ctypes.addressof((ctypes.c_char * _TAKE).from_buffer(self._buffer))
-        self.at = self.end = 0  # of the buffer, what has not been handed on
-        self._loan: tuple[int, Any] | None = None  # the large body that is just being handed on, and its number
+        self.at = self.end = 0  # bounds of the undelivered part of the buffer
+        self._loan: tuple[int, Any] | None = None  # number and memory of the large body being delivered
 
     def drain(self) -> bool:
-        """Takes what is there and hands it on; False: there was nothing, and what was held back is on its way. An interrupt in
-        between loses nothing: it goes on where it was. If there is more than fits, the descriptor stays readable."""
+        """Takes the queued completions and delivers them. Returns False if the queue was empty; the core then sends the messages that it has held
+        back. An interrupt loses no completion: the next call resumes where this one stopped. If more is queued than fits into the buffer, the
+        descriptor stays readable."""
         taken = 0
         while True:
             while self.at < self.end:
@@ -216,7 +217,7 @@ class Inbox:
             self.at, self.end = 0, taken
 
     def _hand_on(self, start: int) -> int:
-        """Hands on the completion that begins there; where the next one does."""
+        """Delivers the completion that starts at an offset of the buffer, and returns the offset of the next one."""
         buffer = self._buffer
         kind, flags, token, rank, meta_len, body_len, at, number = _HEAD.unpack_from(buffer, start)
         start += 48
@@ -240,7 +241,7 @@ class Inbox:
         return end
 
     def _references(self, receiver: Any, flags: int, rank: int, names: bytes) -> None:
-        """Hands on the references that came with a completion. A completion without a waiter drops them."""
+        """Passes the references of a completion to its receiver. Without a receiver, they are dropped."""
         take = getattr(receiver, "take_references", None)
         if take is not None:
             take(flags, rank, names)
@@ -248,8 +249,8 @@ class Inbox:
             self._core.adopt(names)
 
     def _lent(self, at: int, n: int, number: int) -> memoryview:
-        """A large body where it lies. It is given back when the last array in it is gone. If it is handed on twice, because an interrupt
-        came in between, it is still one."""
+        """Returns a large body in place. The memory is released when the last array in it is freed. A body that is delivered a second time, after an
+        interrupt, keeps its one memory object."""
         if self._loan is None or self._loan[0] != number:
             raw = _span(n).from_address(at)
             self._loan = (number, raw)
@@ -258,9 +259,9 @@ class Inbox:
 
 
 class Core:
-    """The one core of this process."""
+    """The Go core of this process. There is one per process."""
 
-    adopt: Callable[[bytes], list[Any]] | None = None  # makes references of their names, with the uses that came with them
+    adopt: Callable[[bytes], list[Any]] | None = None  # makes Reference objects of encoded names, taking over the counts that came with them
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -270,23 +271,23 @@ class Core:
         if self.fd < 0:
             raise _errors.InternalError(f"the Go core does not start: {self.last_error()}")
         self._wake, self._wake_write = _wake_pair()
-        self.on_call: OnCall | None = None  # of a worker: takes calls; called by the reader
-        self.on_side_call: OnCall | None = None  # takes calls of the side queue; called by the thread that reads it
+        self.on_call: OnCall | None = None  # in a worker: receives calls; runs on the reader
+        self.on_side_call: OnCall | None = None  # receives calls of the side queue; runs on the thread that reads it
         self._inbox = Inbox(self, self.lib.troupe_take, side=False)
         self._drain = self._inbox.drain
         self._tokens = itertools.count(1)
         self._pending: dict[int, Receiver] = {}
-        self._side_lock = threading.Lock()  # guards the two that follow
-        self._side_generation = 0  # the thread of this number reads the side queue
-        self._beside: set[int] = set()  # threads whose completions go to the side queue
-        self.side_is_shared = False  # functions of pipelines use the side queue too, and must not wait for a served method
-        self.on_side_shared: Callable[[], None] | None = None  # starts the thread of the side queue again, with methods elsewhere
-        self.after_side: Callable[[], None] | None = None  # called by that thread when it has handed on what was there
+        self._side_lock = threading.Lock()  # guards _side_generation and after_side
+        self._side_generation = 0  # number of the thread that reads the side queue; threads of earlier generations exit
+        self._beside: set[int] = set()  # idents of threads whose completions go to the side queue
+        self.side_is_shared = False  # whether pipeline functions use the side queue too; they must not wait for a served method
+        self.on_side_shared: Callable[[], None] | None = None  # restarts the side queue's thread so that methods run on other threads
+        self.after_side: Callable[[], None] | None = None  # called by the side queue's thread after each batch of deliveries
         self._reader = threading.Lock()
         self._sleepers: list[Sleeper] = []
-        self._thread = 0  # of the reader
-        self._loops: dict[Any, int] = {}  # event loops that wait, and how often
-        self._pushes: set[Any] = set()  # event loops that are about to send what is held back
+        self._thread = 0  # ident of the reader
+        self._loops: dict[Any, int] = {}  # event loops with waiting code, and the number of waits in each
+        self._pushes: set[Any] = set()  # event loops that have scheduled a push of held-back messages
         self._poller = select.poll()
         self._poller.register(self.fd, select.POLLIN)
         self._poller.register(self._wake, select.POLLIN)
@@ -294,7 +295,7 @@ class Core:
     # Short calls.
 
     def check(self) -> None:
-        """Refuses to be used in a child of fork, where the threads of Go do not exist."""
+        """Raises ClosedError in a forked child, where Go's threads do not exist."""
         if self._pid != os.getpid():
             raise _errors.ClosedError(
                 "Troupe cannot be used in a forked child process: the core's threads live in its parent alone; "
@@ -311,7 +312,7 @@ class Core:
         return room.raw[:n].decode(errors="replace")
 
     def fail(self, status: int) -> _errors.Error:
-        """What a status below zero means."""
+        """Returns the error for a negative status."""
         text = self.last_error()
         if status == -1:
             return _errors.InternalError(text)
@@ -320,7 +321,7 @@ class Core:
         return _errors.InvalidError(text)
 
     def send(self, receiver: Receiver, do: Callable[[int], int]) -> int:
-        """Registers a receiver under a new token and starts something for it."""
+        """Registers a receiver under a new token and calls do(token), which starts the operation. Returns the token."""
         self.check()
         token = next(self._tokens)
         if self._beside and threading.get_ident() in self._beside:
@@ -333,7 +334,7 @@ class Core:
         return token
 
     def ask(self, op: str, **fields: Any) -> Ask:
-        """Asks the core for something that may take long."""
+        """Starts a request to the core that may take long."""
         ask = Ask(self)
         request = request_of(op, fields)
         ask.token = self.send(ask, lambda token: int(self.lib.troupe_ask(token, request, len(request))))
@@ -356,12 +357,12 @@ class Core:
         self.lib.troupe_cancel(token)
 
     def cancel_all(self) -> None:
-        """Gives up everything that is under way."""
+        """Cancels every pending operation."""
         for token in list(self._pending):
             self.lib.troupe_cancel(token)
 
     def place(self, body: bytes | Walk) -> int:
-        """The address of memory that the core takes over, with a large body in it."""
+        """Copies a large body into newly allocated memory and returns its address. The core owns the memory once it is given the address."""
         self.check()
         n = len(body)
         at: int = self.lib.troupe_alloc(n)
@@ -378,11 +379,11 @@ class Core:
             raise
         return at
 
-    # The side queue: served calls, calls that run beside a worker's main thread, functions of pipelines. A thread reads it all the time.
+    # The side queue carries served calls, calls that run beside a worker's main thread, and calls of pipeline functions. A dedicated thread reads it.
 
     def read_side(self, after: Callable[[], None] | None = None) -> None:
-        """Starts a thread that reads the side queue, in place of the one that does, which ends. after is called on it whenever it has
-        handed on what was there: it may run a method, and the queue is not read meanwhile."""
+        """Starts a thread that reads the side queue; the thread that read it before ends. The thread calls `after` after each batch of deliveries;
+        `after` may run a method, and the queue is not read meanwhile."""
         fd = self.lib.troupe_side()
         if fd < 0:
             raise self.fail(fd)
@@ -393,8 +394,8 @@ class Core:
 
     @contextlib.contextmanager
     def beside(self) -> Iterator[None]:
-        """The completions of what this thread sends meanwhile go to the side queue: the thread that reads it runs their callbacks at once, and
-        a thread that waits for an answer is not woken by them. A thread reads the side queue already."""
+        """Directs the completions of what this thread sends inside the block to the side queue. The thread that reads that queue runs their callbacks
+        immediately, and threads that wait for an answer are not woken. The side queue must already have a reader."""
         me = threading.get_ident()
         if me in self._beside:
             yield
@@ -407,11 +408,12 @@ class Core:
             self.lib.troupe_push()
 
     def stay_beside(self) -> None:
-        """beside for a thread that runs an event loop, until its end: the loop does not read completions."""
+        """Directs the completions of this thread to the side queue for good. It is for a thread that runs an event loop; the loop then reads no
+        completions."""
         self._beside.add(threading.get_ident())
 
     def share_side(self) -> None:
-        """Has the side queue read for functions of pipelines: the thread that reads it runs no methods from now on."""
+        """Makes pipeline functions users of the side queue: from now on, the thread that reads it runs no methods."""
         self.side_is_shared = True
         if self.on_side_shared is not None:
             self.on_side_shared()
@@ -426,7 +428,7 @@ class Core:
             poller.poll()
             with self._side_lock:
                 if self._side_generation != generation:
-                    return  # another thread reads
+                    return  # a newer thread has taken over
                 inbox.drain()
                 after = self.after_side
             if after is not None:
@@ -439,8 +441,8 @@ class Core:
         os.write(self._wake_write, b"\1\0\0\0\0\0\0\0")
 
     def wait(self, what: Waited, deadline: float | None) -> bool:
-        """Blocks this thread until what is over, or the deadline. In an event loop it stops that loop and nothing else: the thread reads
-        completions itself, or sleeps while another thread does."""
+        """Blocks this thread until `what` is done or the deadline passes; returns whether it is done. The thread reads completions itself, or sleeps
+        while another thread does. In an event loop it blocks that loop and nothing else."""
         self.check()
         if serving_loops:
             warn_in_serving_loop()
@@ -459,22 +461,22 @@ class Core:
         return True
 
     def _sleep(self, what: Waited, deadline: float | None) -> None:
-        """Waits while another thread reads, until what is over or that thread has left."""
+        """Sleeps while another thread reads, until `what` is done, the reader leaves or the deadline passes."""
         me = Sleeper()
         what._waiters.append(me)
         self._sleepers.append(me)
         try:
-            # A reader that left before this thread was among the sleepers has not woken it.
+            # A reader that left before this thread joined the sleepers has not woken it.
             if self._reader.locked() and not what._done:
                 me.lock.acquire(timeout=-1 if deadline is None else max(0.0, deadline - time.monotonic()))
         finally:
             self._sleepers.remove(me)
             what._waiters.remove(me)
-            if self._sleepers and not self._reader.locked():  # this thread may have been woken to read
+            if self._sleepers and not self._reader.locked():  # this thread may have been woken in order to read
                 self._sleepers[0]()
 
     def _read(self, what: Waited, deadline: float | None) -> None:
-        """Reads until what is over, or the deadline."""
+        """Reads completions until `what` is done or the deadline passes."""
         self._thread = threading.get_ident()
         if deadline is None:
             drain, poll = self._drain, self._poller.poll
@@ -491,14 +493,14 @@ class Core:
                 return
 
     def _poll(self, left: float | None) -> None:
-        """Waits for completions: the one place where the interpreter lock is let go of."""
+        """Waits for completions, without the interpreter lock."""
         for fd, _ in self._poller.poll(None if left is None else max(0.0, left) * 1000 + 1):
             if fd == self._wake:
                 os.read(fd, 8)
 
     def idle(self, what: Waited, thread: int) -> None:
-        """Waits without a deadline, on the thread with that number: the path of every short call, at the
-        caller and at the worker. The reader needs no wake-up for its own result: no other thread can have read it."""
+        """Waits without a deadline; thread is the ident of the calling thread. Every short call takes this path, in the caller and in the worker. The
+        reader needs no wake-up for its own result, because no other thread can have read it."""
         if serving_loops:
             warn_in_serving_loop()
         if not self._reader.acquire(False):
@@ -518,12 +520,12 @@ class Core:
             self._leave()
 
     def _wake_reader(self) -> None:
-        """The waiter of the reading thread: a poke is needed only if another thread has read its result."""
+        """Wakes the reader if another thread has read the result that the reader waits for."""
         if threading.get_ident() != self._thread:
             self.poke()
 
     def _leave(self) -> None:
-        """Ends the reading and wakes a sleeping thread, which goes on with it."""
+        """Ends this thread's turn as reader and wakes a sleeping thread, which takes over."""
         self._reader.release()
         if self._sleepers:
             self._sleepers[0]()
@@ -531,7 +533,7 @@ class Core:
     # Event loops.
 
     def enter_loop(self, loop: Any) -> None:
-        """The loop reads completions while something in it waits."""
+        """Makes the loop read completions while code in it waits. Each call needs a matching leave_loop."""
         count = self._loops.get(loop, 0)
         self._loops[loop] = count + 1
         if count == 0:
@@ -547,7 +549,7 @@ class Core:
             loop.remove_reader(self.fd)
 
     def _ready(self) -> bool:
-        """Takes the queued completions; False: another thread reads."""
+        """Takes the queued completions. Returns False if another thread reads."""
         if not self._reader.acquire(False):
             return False
         self._thread = threading.get_ident()
@@ -557,15 +559,16 @@ class Core:
             self._leave()
         return True
 
-    look = _ready  # takes the queued completions, unless another thread reads
+    look = _ready
 
     def take_now(self) -> None:
-        """Takes the queued completions, or makes the reader take them: they woke no thread."""
+        """Takes the queued completions, or wakes the reader to take them. It is for completions that have woken no thread."""
         if not self._ready():
             self.poke()
 
     def push_soon(self, loop: Any) -> None:
-        """In a running loop: what is said until its next round goes out together, and then at once."""
+        """Sends held-back messages soon: those sent before the next iteration of the running loop leave together at that iteration. On a thread of
+        the side queue, sends them now."""
         if self._beside and threading.get_ident() in self._beside:
             self.lib.troupe_push()
             return
@@ -575,13 +578,13 @@ class Core:
 
     def _push(self, loop: Any) -> None:
         self._pushes.discard(loop)
-        for _ in range(2):  # the second time mostly in vain: what is held back goes out then
+        for _ in range(2):  # the second call usually finds an empty queue, and the core then sends the messages held back
             self._ready()
 
     # The end.
 
     def abandon(self) -> None:
-        """In a forked child: nothing of the core is touched, its descriptors are closed."""
+        """Closes the descriptors in a forked child, and touches nothing else of the core."""
         self._pending.clear()
         self._sleepers.clear()
         self._loops.clear()
@@ -593,7 +596,7 @@ class Core:
 
 
 def request_of(op: str, fields: dict[str, Any]) -> bytes:
-    """What is asked of the core, encoded. A text that cannot be is named: an environment or a path may hold one."""
+    """Encodes a request to the core. If a string cannot be encoded, as can happen with environments and paths, the error names its place."""
     try:
         return bytes(msgpack.packb({"op": op, **fields}))
     except UnicodeEncodeError:
@@ -604,7 +607,7 @@ def request_of(op: str, fields: dict[str, Any]) -> bytes:
 
 
 def _unencodable(value: Any) -> list[str] | None:
-    """Where in nested maps and lists the first text is that cannot be encoded."""
+    """Returns the path, within nested maps and lists, of the first string that cannot be encoded, or None."""
     if isinstance(value, str):
         return [] if value.encode("utf-8", "surrogatepass") != value.encode("utf-8", "replace") else None
     pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else ()
@@ -619,8 +622,8 @@ _spans: dict[int, type[ctypes.Array[ctypes.c_char]]] = {}
 
 
 def _span(n: int) -> type[ctypes.Array[ctypes.c_char]]:
-    """The type of a large body's memory, which is a little larger (pool.go): few sizes, because making a type takes longer than a call
-    of a method, and leaves a circle to be collected."""
+    """Returns the ctypes type for a large body's memory, which is slightly larger than the body (pool.go). The sizes are rounded so that there are
+    few types: creating one takes longer than a method call and leaves a reference cycle."""
     step = max(4096, 1 << max(n.bit_length() - 5, 0))
     size = -(-n // step) * step
     span = _spans.get(size)
@@ -643,18 +646,18 @@ def _wake_pair() -> tuple[int, int]:
 
 
 def running_loop() -> Any | None:
-    """The event loop that runs in this thread, without importing asyncio for the question."""
+    """Returns the event loop that runs in this thread, or None, without importing asyncio."""
     events = sys.modules.get("asyncio.events")
     return None if events is None else events._get_running_loop()
 
 
-# Event loops of this process that serve calls: of an async worker, of async engines, of async objects that a driver serves.
+# Event loops of this process that serve calls: those of async workers, async engines and async objects served by a driver.
 serving_loops: set[Any] = set()
 _warned = False
 
 
 def warn_in_serving_loop(remedy: str = "`await handle.method.remote(…)`, or `await` the future of a call with blocking=False") -> None:
-    """Warns, once in a process, that a blocking call stops an event loop that serves calls; remedy is the form that does not."""
+    """Warns, once per process, that a blocking call blocks an event loop that serves calls. remedy is the form that does not block it."""
     global _warned
     if not _warned and running_loop() in serving_loops:
         _warned = True
@@ -666,7 +669,7 @@ _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 def user_stacklevel() -> int:
-    """The stacklevel with which a warning that the caller of this function issues names the user's code."""
+    """Returns the stacklevel that makes a warning issued by the caller point to user code."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         level, frame = level + 1, frame.f_back
@@ -674,7 +677,7 @@ def user_stacklevel() -> int:
 
 
 class Ask:
-    """Something that was asked of the core."""
+    """A pending request to the core."""
 
     def __init__(self, core: Core) -> None:
         self.core = core
@@ -694,7 +697,7 @@ class Ask:
             wake()
 
     def get(self, timeout: float | None = None) -> Any:
-        """Waits for the answer. If the wait is interrupted, what was asked for is given up."""
+        """Waits for the answer. If the wait fails or is interrupted, cancels the request."""
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
             if not self.core.wait(self, deadline):
@@ -708,7 +711,7 @@ class Ask:
         return self._value
 
     async def aget(self) -> Any:
-        """get for event loops."""
+        """Waits for the answer in the running event loop."""
         await wait_in_loop(self.core, self)
         if self._error is not None:
             raise self._error._again()
@@ -716,7 +719,7 @@ class Ask:
 
 
 async def wait_in_loop(core: Core, what: Waited) -> None:
-    """Waits in the running event loop until what is over."""
+    """Waits in the running event loop until `what` is done."""
     import asyncio
 
     core.check()
@@ -736,7 +739,7 @@ async def wait_in_loop(core: Core, what: Waited) -> None:
         try:
             loop.call_soon_threadsafe(finish)
         except RuntimeError:
-            pass  # the loop is closed: there is no waiter any more
+            pass  # the loop is closed, so nothing waits any more
 
     reads = threading.get_ident() not in core._beside
     what._waiters.append(wake)
@@ -757,7 +760,7 @@ _lock = threading.Lock()
 
 
 def get() -> Core:
-    """The core, loaded when it is first needed."""
+    """Returns the core, and loads it on first use."""
     global _core
     core = _core
     if core is None:
@@ -772,9 +775,9 @@ def loaded() -> Core | None:
     return _core
 
 
-# A forked child sees large arrays that this process has received in place, also after this process has dropped them. Their memory is kept
-# until the child has ended or has executed another program: then the end of this pipe that the child has is closed.
-_forks: dict[int, tuple[int, int, int]] = {}  # by thread: the core's number, and the two ends of the pipe
+# A forked child sees the large arrays that this process has received in place, even after this process has dropped them. Their memory is therefore
+# kept until the child exits or calls exec: the write end of this pipe, which the child inherits, is closed then.
+_forks: dict[int, tuple[int, int, int]] = {}  # by thread ident: the core's number of the fork, and the two ends of the pipe
 
 
 def _before_fork() -> None:
@@ -797,7 +800,7 @@ def _after_fork_in_parent() -> None:
 def _after_fork() -> None:
     fork = _forks.pop(threading.get_ident(), None)
     if fork is not None:
-        os.close(fork[1])  # the other end stays open
+        os.close(fork[1])  # the write end stays open
     _forks.clear()
     if _core is not None:
         _core.abandon()

@@ -1,4 +1,4 @@
-"""CUDA tensors of torch, through the driver's own functions: handles, copies and pinned memory. Nothing here initialises CUDA."""
+"""CUDA tensors of torch, through the CUDA driver API: handles, copies and pinned memory. Nothing here initialises CUDA."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ def _load() -> Any:
 
 
 class Cuda:
-    """Implements Backend."""
+    """Implements Backend for CUDA."""
 
     def __init__(self) -> None:
         self._lib: Any = None
-        self._lock = threading.RLock()  # guards what follows; a tensor may be collected, and unmapped, while it is held
+        self._lock = threading.RLock()  # guards the fields below; reentrant, because the collector may free, and so unmap, a tensor while it is held
         self._contexts: dict[int, Any] = {}  # by device
-        self._streams: dict[int, Any] = {}  # of reads, by device
-        self._events: dict[int, list[Any]] = {}  # that are not used, by device
+        self._streams: dict[int, Any] = {}  # streams for reads, by device
+        self._events: dict[int, list[Any]] = {}  # unused events, by device
         self._uuids: dict[bytes, int] | None = None
         self._names: dict[int, bytes] = {}  # UUIDs, by device
-        self._opened: dict[tuple[int, bytes], list[int]] = {}  # by device and handle: the address, and how many tensors use it
+        self._opened: dict[tuple[int, bytes], list[int]] = {}  # by device and handle: the address, and the number of tensors that use it
 
     def ready(self) -> bool:
         torch = sys.modules.get("torch")
@@ -94,7 +94,7 @@ class Cuda:
 
     @contextlib.contextmanager
     def _context(self, device: int) -> Iterator[None]:
-        """Has the device's primary context, which torch uses too, be the current one of this thread."""
+        """Makes the device's primary context, which torch uses too, current in this thread."""
         with self._lock:
             context = self._contexts.get(device)
             if context is None:
@@ -117,7 +117,7 @@ class Cuda:
         return self._names[device]
 
     def _devices(self) -> dict[bytes, int]:
-        """The devices that this process sees, by UUID."""
+        """Returns the devices visible to this process, by UUID."""
         if self._uuids is None:
             count = ctypes.c_int()
             self._call("cuDeviceGetCount", ctypes.byref(count))
@@ -132,7 +132,7 @@ class Cuda:
         source, device = value.detach(), value.device.index
         nbytes = source.numel() * source.element_size()
         if snapshot or not source.is_contiguous():
-            if device not in room:  # half of what is free: the copies must not take what the next step needs
+            if device not in room:  # half of the free memory, so that the copies leave room for the next step
                 free, _ = torch.cuda.mem_get_info(device)
                 room[device] = (free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)) // 2
             if room[device] < nbytes:
@@ -150,7 +150,7 @@ class Cuda:
         sys.modules["torch"].cuda.current_stream(device).synchronize()
 
     def _export(self, device: int, pointer: int) -> tuple[bytes, int]:
-        """The IPC handle of the allocation, and where in it the pointer is; no handle: the allocator gives none."""
+        """Returns the IPC handle of an allocation and the pointer's offset in it; the handle is empty if the allocator supports none."""
         base, size, handle = ctypes.c_uint64(), ctypes.c_size_t(), _Handle()
         try:
             with self._context(device):
@@ -192,7 +192,7 @@ class Cuda:
         return self.tensor(room, dtype, shape), wait
 
     def map(self, device: int, handle: bytes, offset: Any, nbytes: int) -> int:
-        """The address of a part of another process's allocation. The allocation is mapped while a tensor uses it."""
+        """Returns the address of a part of another process's allocation. The allocation stays mapped while a tensor uses it."""
         if len(handle) != 64 or not isinstance(offset, int) or offset < 0:
             raise DeviceError("a handle that is none")
         base, size, found = ctypes.c_uint64(), ctypes.c_size_t(), ctypes.c_uint64()
@@ -263,7 +263,7 @@ class Cuda:
             return self._event(device, stream)
 
     def _event(self, device: int, stream: Any) -> Wait:
-        """Marks the place in the stream; the result waits for it."""
+        """Records an event in the stream. Returns a function that waits for it."""
         free = self._events.setdefault(device, [])
         try:
             event = free.pop()
@@ -280,7 +280,7 @@ class Cuda:
         return wait
 
     def _any_context(self) -> contextlib.AbstractContextManager[None]:
-        """The context of a device that this process uses already: pinned memory is that of all."""
+        """Returns the context of a device that this process already uses. Pinned memory belongs to all contexts."""
         return self._context(next(iter(self._contexts)) if self._contexts else sys.modules["torch"].cuda.current_device())
 
     def register(self, address: int, n: int, writable: bool) -> bool:
@@ -288,7 +288,7 @@ class Cuda:
             with self._any_context():
                 self._call("cuMemHostRegister_v2", address, n, _PORTABLE | (0 if writable else _READ_ONLY))
         except DeviceError:
-            return False  # copies are slower
+            return False  # copies are slower without it
         return True
 
     def unregister(self, address: int) -> None:
@@ -300,11 +300,11 @@ class Cuda:
 
 
 class _Shared:
-    """A part of another process's memory, as torch takes it. It is unmapped when no tensor uses it."""
+    """A part of another process's memory, in the form that torch accepts. It is unmapped when no tensor uses it."""
 
     def __init__(self, cuda: Cuda, device: int, handle: bytes, offset: Any, nbytes: int, keep: Any) -> None:
         self._cuda, self._device, self._handle = cuda, device, handle
-        self._keep = keep  # the reference, for which the producer keeps the tensor
+        self._keep = keep  # the reference that makes the producer keep the tensor
         self._open = False
         self.pointer = cuda.map(device, handle, offset, nbytes)
         self._open = True
@@ -319,7 +319,7 @@ class _Shared:
     def __del__(self) -> None:
         try:
             if self._open:
-                sys.modules["torch"].cuda.synchronize(self._device)  # kernels may still use it
+                sys.modules["torch"].cuda.synchronize(self._device)  # kernels may still use the memory
             self.close()
-        except Exception:  # the interpreter ends
+        except Exception:  # the interpreter is exiting
             pass

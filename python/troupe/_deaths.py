@@ -22,8 +22,8 @@ class Death:
     def __init__(self, role: str, rank: int | None, generation: int, error: _errors.Error | None) -> None:
         self.role = role
         self.rank = rank  # None: the whole role has ended
-        self.generation = generation  # of the worker: how often its rank had been restarted
-        self.error = error  # the cause; what calls raise
+        self.generation = generation  # how often the worker's rank had been restarted
+        self.error = error  # the cause, which calls raise
 
     def __repr__(self) -> str:
         return f"<Death of {self.role}{'' if self.rank is None else f'[{self.rank}]'}: {self.error}>"
@@ -34,7 +34,7 @@ def _deaths(role: str, told: dict[str, Any]) -> list[Death]:
 
 
 def next_death(cluster: Cluster) -> Asked:
-    """A future of the next death."""
+    """Returns a future of the next death."""
     def read(told: dict[str, Any]) -> Death:
         return next(iter(_deaths(cluster.name, told)), Death(cluster.name, None, 0, _errors.ClosedError(f"cluster {cluster.name} is closed")))
 
@@ -42,14 +42,14 @@ def next_death(cluster: Cluster) -> Asked:
 
 
 async def since(cluster: Cluster, seen: int) -> tuple[list[Death], int, bool]:
-    """The deaths after the first `seen`, when there are any; how many there are then, and whether the role has ended."""
+    """Waits for a death after the first `seen`. Returns the new deaths, the total number, and whether the role has ended."""
     told = await Asked(cluster._core, "deaths", cluster=cluster._open()._id, seen=seen)
     return _deaths(cluster.name, told), told["seen"], told["ended"]
 
 
 class Watch:
-    """Calls callbacks for the deaths of one cluster's workers, on a thread of its own. The core tells of deaths through the side queue, so
-    that the threads that make calls are not disturbed."""
+    """Calls callbacks for the deaths of one cluster's workers, on a dedicated thread. The core reports deaths through the side queue, so that threads
+    that make calls are not woken."""
 
     def __init__(self, cluster: Cluster) -> None:
         import queue

@@ -1,7 +1,7 @@
-"""A worker under inspection: stacks, interrupts and breakpoints, over a socket in the worker's private folder that its agent connects to.
+"""Inspection of a worker: stacks, interrupts and breakpoints, over a socket in the worker's private directory to which its agent connects.
 
-A thread of its own answers, so that calls cost nothing more. While foreign code holds the interpreter lock it cannot; then the agent
-sends a signal at which faulthandler writes the stacks to a file, without the lock.
+A dedicated thread answers, so that calls have no overhead. It cannot answer while native code holds the interpreter lock; the agent then sends a
+signal, on which faulthandler writes the stacks to a file without the lock.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ STACKS = signal.SIGRTMAX - 1  # as in nodes/inspect.go
 INTERRUPT = signal.SIGRTMAX - 2
 _SOCKET, _FILE = "debug.sock", "stacks.txt"
 _DEPTH = 100  # frames of a stack
-_TEXT = 200  # characters of the description of an argument
-_WAIT = 30.0  # seconds for a client that says nothing
+_TEXT = 200  # characters of an argument's description
+_WAIT = 30.0  # seconds to wait for a silent client
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _SERVES: tuple[CodeType, ...] = (_serve.Server.serve.__code__, _serve.Server.invoke_async.__code__)
 
 
 def start(folder: str, name: str) -> None:
-    """Starts it for the worker whose private folder that is. It must be called on the main thread."""
+    """Starts inspection for the worker with that private directory. Must be called on the main thread."""
     file = open(os.path.join(folder, _FILE), "ab", buffering=0)  # noqa: SIM115 - it stays open for faulthandler
     faulthandler.register(STACKS, file=file, all_threads=True)
     signal.signal(INTERRUPT, _interrupt_main)
@@ -45,10 +45,10 @@ class _Server:
     def __init__(self, folder: str, name: str) -> None:
         self.name = name
         self.waiting: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
-        self.stopped: list[str] = []  # where threads wait for a debugger
+        self.stopped: list[str] = []  # locations of threads that wait for a debugger
         at = os.open(folder, os.O_PATH | os.O_DIRECTORY)
         self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.bind(f"/proc/self/fd/{at}/{_SOCKET}")  # a path of a socket has at most 107 bytes
+        self.socket.bind(f"/proc/self/fd/{at}/{_SOCKET}")  # short, because a socket's path has at most 107 bytes
         self.socket.listen(16)
         os.close(at)
 
@@ -56,7 +56,7 @@ class _Server:
         while True:
             try:
                 peer, _ = self.socket.accept()
-            except OSError:  # this is a forked child, or the process ends
+            except OSError:  # this is a forked child, or the process is exiting
                 return
             try:
                 self.answer(peer)
@@ -80,7 +80,7 @@ class _Server:
         peer.close()
 
     def breakpoint(self, *_: Any, **__: Any) -> None:
-        """sys.breakpointhook: waits for `troupe debug`, and runs a debugger on its terminal."""
+        """Replaces sys.breakpointhook: waits for `troupe debug`, and runs a debugger on its terminal."""
         frame = sys._getframe(1)
         where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         sys.stderr.write(f"breakpoint at {where}: attach with `troupe debug {self.name}`\n")
@@ -90,7 +90,7 @@ class _Server:
             peer = self.waiting.get()
         finally:
             self.stopped.remove(where)
-        from ._debugger import Debugger  # here: pdb takes as long to import as the rest of a worker
+        from ._debugger import Debugger  # imported here, because importing pdb takes as long as the rest of a worker
 
         peer.settimeout(None)
         Debugger(peer).set_trace(frame)
@@ -100,7 +100,7 @@ class _Server:
 
 
 def stacks() -> dict[str, Any]:
-    """The stacks of all threads and of the tasks of event loops that serve calls, and the methods that they run."""
+    """Returns the stacks of all threads and of the tasks in event loops that serve calls, and the methods that they run."""
     names = {t.ident: t.name for t in threading.enumerate()}
     frames = sys._current_frames()
     own = threading.get_ident()
@@ -118,7 +118,7 @@ def stacks() -> dict[str, Any]:
 
 
 def _chain(frame: FrameType | None) -> list[FrameType]:
-    """A frame and its callers, the innermost first."""
+    """Returns a frame and its callers, innermost first."""
     out = []
     while frame is not None:
         out.append(frame)
@@ -152,7 +152,7 @@ def _describe(frame: FrameType) -> dict[str, Any]:
 
 
 def _calls(chain: list[FrameType], thread: str) -> list[dict[str, Any]]:
-    """The methods that a stack runs, with their arguments in words."""
+    """Returns the methods that a stack runs, with short descriptions of their arguments."""
     out = []
     for inner, frame in zip([None, *chain], chain):  # noqa: B905 - the last has nothing inside
         if frame.f_code not in _SERVES or (inner is not None and inner.f_code.co_filename.startswith(_PACKAGE)):
@@ -168,7 +168,7 @@ def _calls(chain: list[FrameType], thread: str) -> list[dict[str, Any]]:
 
 
 def summary(value: Any, depth: int = 2) -> str:
-    """A value in a few words: arrays and tensors by type and shape, others by their beginning."""
+    """Describes a value briefly: arrays and tensors by type and shape, others by their beginning."""
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if shape is not None and dtype is not None:
         device = getattr(value, "device", None)
@@ -191,7 +191,7 @@ def summary(value: Any, depth: int = 2) -> str:
 
 
 def _in_method(frame: FrameType | None) -> str | None:
-    """The method that a stack runs in code of its own, and not in ours."""
+    """Returns the method that a stack runs, if it is in user code and not in Troupe's."""
     while frame is not None and frame.f_back is not None:
         if frame.f_back.f_code is _serve.Server.serve.__code__ and not frame.f_code.co_filename.startswith(_PACKAGE):
             return str(getattr(frame.f_back.f_locals.get("method"), "__name__", "a method"))
@@ -205,7 +205,8 @@ def _interrupt_main(_: int, frame: FrameType | None) -> None:
 
 
 def interrupt() -> list[str]:
-    """Raises KeyboardInterrupt in the methods that run, on the main thread by a signal; cancels the tasks of async ones. Their names."""
+    """Interrupts the running methods and returns their names. Raises KeyboardInterrupt in sync methods, on the main thread by a signal, and cancels
+    the tasks of async ones."""
     main = threading.main_thread().ident
     out = []
     for ident, frame in sys._current_frames().items():

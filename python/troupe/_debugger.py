@@ -1,4 +1,4 @@
-"""The debugger of a worker: pdb on a socket that `troupe debug` is at the other end of."""
+"""The debugger of a worker: pdb over a socket whose other end is `troupe debug`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Debugger(pdb.Pdb):
-    """pdb on a socket. When the client leaves, the program goes on."""
+    """pdb over a socket. When the client leaves, the program continues."""
 
     def __init__(self, peer: socket.socket) -> None:
         self._peer = peer

@@ -1,11 +1,12 @@
-"""Tensors on a device, by reference: the producer keeps the tensor, and a receiver takes it by the shortest way it has.
+"""Device tensors by reference: the producer keeps the tensor, and a receiver takes it by the shortest path available to it.
 
-A tensor in a result, an argument or a value of put stays on its device. The message has its reference, the UUID of the device and an IPC handle. A receiver that reaches the
-device opens the handle and copies the tensor, or uses it in place. Any other on the host gets the bytes in chunks through pages that both
-processes have registered (staging), and the rest over the bus. The reference is counted like every other: the producer drops the
-tensor when no process refers to it any more.
+A tensor in a result, an argument or a value of put stays on its device. The message contains a reference to it, the UUID of the device and an IPC
+handle. A receiver that can access the device opens the handle and copies the tensor, or uses it in place. Another receiver on the same host gets
+the bytes in chunks, through pages that both processes have registered (staging). All others get them over the bus. The reference is counted like
+any other: the producer drops the tensor when no process refers to it.
 
-The device library is behind _device_backend.Backend; _cuda.Cuda is CUDA. All of this begins with the first tensor that is lent or received.
+The device library is accessed through _device_backend.Backend; _cuda.Cuda implements it for CUDA. Threads and sockets start with the first tensor
+that is lent or received.
 """
 
 from __future__ import annotations
@@ -30,25 +31,25 @@ from . import _codec, _core, _errors, _reference, _session
 from ._cuda import Cuda
 from ._device_backend import Backend, DeviceError, Lent, Wait, nothing
 
-SMALLEST = 1 << 20  # bytes of a tensor that is lent; a smaller one travels in its message
-MOST = 1000  # tensors that are lent in one message: the list of references in a message is bounded
-CHUNK = 32 << 20  # bytes that are copied at once
+SMALLEST = 1 << 20  # bytes from which a tensor is lent; a smaller one travels in its message
+MOST = 1000  # tensors lent in one message, whose list of references is bounded
+CHUNK = 32 << 20  # bytes copied at once
 SLOTS = 4  # chunks of one connection
-_CONNECTIONS = 8  # readers that a producer serves at once, and producers that a reader is connected to: each has SLOTS * CHUNK bytes of pinned memory
-_IDLE = 60.0  # seconds after which an idle connection ends
-_SILENCE = 30.0  # seconds without a chunk after which a reader turns to the bus
+_CONNECTIONS = 8  # readers per producer, and producers per reader; each connection pins SLOTS * CHUNK bytes
+_IDLE = 60.0  # seconds after which an idle connection is closed
+_SILENCE = 30.0  # seconds without a chunk after which a reader falls back to the bus
 _WANTED, _FREED = 8, 9  # kinds of completions
 _SUFFIX = ".device"
-_ENV = "TROUPE_DEVICE"  # "0": tensors travel in their messages; "host": no IPC handles are used; "bus": neither handles nor staging
+_ENV = "TROUPE_DEVICE"  # "0": tensors travel in their messages; "host": no IPC handles; "bus": neither handles nor staging
 
-counters = {"lent": 0, "own": 0, "opened": 0, "shared": 0, "staged": 0, "bus": 0}  # tensors, by how they were received
-last_refusal = ""  # why the last one was not received by its IPC handle
+counters = {"lent": 0, "own": 0, "opened": 0, "shared": 0, "staged": 0, "bus": 0}  # number of tensors, by the way they were received
+last_refusal = ""  # why the last IPC handle was not used
 
 _backend: Backend = Cuda()
-_lock = threading.Lock()  # guards the three that follow
+_lock = threading.Lock()  # guards _lender and _sources
 _lender: Lender | None = None
-_sources: dict[str, Source] = {}  # connections to producers, by socket
-_shares = threading.local()  # .on: the decoder gives tensors in place
+_sources: dict[str, Source] = {}  # connections to producers, by socket path
+_shares = threading.local()  # .on: whether the decoder returns tensors in place
 
 
 def backend() -> Backend:
@@ -63,22 +64,22 @@ def mode() -> str:
 
 
 def is_lent(value: Any) -> bool:
-    """Whether an array of a result, an argument or a value of put is lent instead of sent."""
+    """Returns whether an array of a result, an argument or a value of put is lent instead of sent."""
     return backend().is_tensor(value) and value.nbytes >= SMALLEST and mode() != "0"
 
 
 class Lending:
-    """The tensors that one message lends, or the messages to several ranks: each tensor is lent once."""
+    """The tensors lent by one message, or by the messages to several ranks. Each tensor is lent once."""
 
     def __init__(self, snapshot: bool, share: bool) -> None:
-        self._snapshot = snapshot  # lend copies, which later writes do not change
-        self._share = share  # receivers use the tensors in place
-        self._known: dict[int, tuple[Any, tuple[_reference.Reference, bytes]]] = {}  # by id of the tensor, which lives as long
+        self._snapshot = snapshot  # whether to lend copies, which later writes do not change
+        self._share = share  # whether receivers use the tensors in place
+        self._known: dict[int, tuple[Any, tuple[_reference.Reference, bytes]]] = {}  # by id of the tensor, which stays alive here
         self._room: dict[int, int] = {}
         self._devices: set[int] = set()
 
     def add(self, value: Any) -> tuple[_reference.Reference, bytes] | None:
-        """A reference to a tensor, and what its message says of it; None: it travels in the message."""
+        """Lends a tensor. Returns a reference to it and its encoded description, or None if it must travel in the message."""
         if id(value) not in self._known:
             lent = backend().lend(value, self._snapshot, self._room)
             if lent is None:
@@ -88,7 +89,7 @@ class Lending:
         return self._known[id(value)][1]
 
     def finish(self) -> None:
-        """Waits until the tensors are complete: before their message is sent."""
+        """Waits until the tensors are complete. Must be called before their message is sent."""
         for device in self._devices:
             backend().wait(device)
         self._devices.clear()
@@ -120,7 +121,7 @@ class Lender:
         self.pid = os.getpid()
         self._core = core
         self._tensors: dict[tuple[str, int], Lent] = {}  # by session and number
-        self._sessions: dict[int, str] = {}  # by runtime
+        self._sessions: dict[int, str] = {}  # session names, by runtime
         self._buffer = bytearray(64 << 10)
         self._address = ctypes.addressof((ctypes.c_char * len(self._buffer)).from_buffer(self._buffer))
         self._selector = selectors.DefaultSelector()
@@ -160,7 +161,7 @@ class Lender:
                 self.drop(reader)
 
     def _take(self) -> None:
-        """Handles what the core tells of lent values."""
+        """Handles the core's completions about lent values."""
         while (n := self._core.lib.troupe_take_lent(self._address, len(self._buffer))) > 0:
             at = 0
             while at < n:
@@ -176,10 +177,10 @@ class Lender:
             raise self._core.fail(n)
 
     def _fill(self, runtime: int, owner: str, number: int) -> None:
-        """Gives the core the bytes of a value, for a receiver that has no shorter way."""
+        """Gives the core the bytes of a value, for a receiver without a shorter path."""
         lent, lib = self._tensors.get((owner, number)), self._core.lib
         if lent is None:
-            return  # it was freed meanwhile
+            return  # the value was freed meanwhile
         try:
             body = _codec.Codec().encode(lent.value)
             address: Any = body if isinstance(body, bytes) else self._core.place(body)
@@ -195,7 +196,7 @@ class Lender:
         except OSError:
             return
         if not _same_user(conn) or len(self._readers) >= _CONNECTIONS:
-            conn.close()  # the reader turns to the bus
+            conn.close()  # the reader falls back to the bus
             return
         try:
             reader = Reader(self, conn)
@@ -218,7 +219,7 @@ class Lender:
                 pass
 
     def _forked(self) -> None:
-        """In a child of fork: readers must see the end of their producer, and not wait for its child."""
+        """Closes the sockets in a forked child, so that readers notice the end of their producer and do not wait for its child."""
         for reader in self._readers:
             reader.conn.close()
         if self._listener is not None:
@@ -226,11 +227,11 @@ class Lender:
 
 
 class Reader:
-    """A process that reads lent tensors in chunks. Its memory is written again only when it has said that it is done with a chunk."""
+    """A process that reads lent tensors in chunks. A slot of its memory is overwritten only after it has freed the slot."""
 
     def __init__(self, lender: Lender, conn: socket.socket) -> None:
         self.conn = conn
-        self.lent: Lent | None = None  # what is being sent
+        self.lent: Lent | None = None  # the tensor being sent
         self.active = time.monotonic()
         self._lender = lender
         self._at = 0
@@ -248,7 +249,7 @@ class Reader:
             os.close(fd)
 
     def serve(self) -> None:
-        """Handles what the reader says."""
+        """Handles the reader's messages."""
         try:
             while True:
                 try:
@@ -280,7 +281,7 @@ class Reader:
             raise ValueError("an unknown message")
 
     def _pump(self) -> None:
-        """Copies chunks into free slots, two at once, and tells the reader of each when it is there."""
+        """Copies chunks into free slots, two at a time, and tells the reader when each is complete."""
         lent = self.lent
         if lent is None:
             return
@@ -314,7 +315,7 @@ class Reader:
 
 
 class sharing:
-    """With on, tensors that are decoded in this block are used in place."""
+    """A block in which decoded tensors are used in place, if on is true."""
 
     def __init__(self, on: bool) -> None:
         self._on = on
@@ -328,7 +329,7 @@ class sharing:
 
 
 def receive(codec: _codec.Codec, fields: Any) -> Any:
-    """The tensor of a message, on this process's device if it has one, else in memory."""
+    """Returns the tensor of a message: on this process's device if it has one, otherwise in host memory."""
     try:
         share = getattr(_shares, "on", False) or fields.get("share") is True
         owner, number, dtype, shape, path = fields["owner"], fields["id"], fields["dtype"], tuple(fields["shape"]), fields["socket"]
@@ -341,7 +342,7 @@ def receive(codec: _codec.Codec, fields: Any) -> Any:
         raise _errors.MalformedError(f"a tensor on a device that does not say what it is: {err}") from err
     ref = _reference.Reference.received(owner, number)
     lent = _lender.find(owner, number) if _lender is not None else None
-    if lent is not None:  # of this process
+    if lent is not None:  # lent by this process
         counters["own"] += 1
         return lent.value if share else backend().copy(lent)
     on_device = backend().ready()
@@ -350,7 +351,7 @@ def receive(codec: _codec.Codec, fields: Any) -> Any:
         _count_taken(nbytes)
         value, wait = opened
         if not share:
-            _codec.finish_later(wait, ref)  # the producer keeps the tensor until then
+            _codec.finish_later(wait, ref)  # the producer keeps the tensor until the copy is complete
         return value
     if path and mode() != "bus":
         source = _source(path)
@@ -370,7 +371,7 @@ def _count_taken(nbytes: int) -> None:
 
 
 def _open(fields: dict[str, Any], nbytes: int, keep: Any) -> tuple[Any, Wait] | None:
-    """The tensor by its IPC handle, and the wait for it; None: it must come another way."""
+    """Opens the tensor by its IPC handle. Returns the tensor and a function that waits for it, or None if another path must be used."""
     global last_refusal
     handle, uuid = fields.get("handle"), fields.get("uuid")
     if mode() in ("host", "bus"):
@@ -388,7 +389,7 @@ def _open(fields: dict[str, Any], nbytes: int, keep: Any) -> tuple[Any, Wait] | 
 
 
 def _staged(source: Source, owner: str, number: int, dtype: str, shape: tuple[int, ...], nbytes: int, on_device: bool) -> Any:
-    """The tensor in chunks from its producer; None: the producer does not give it."""
+    """Fetches the tensor from its producer in chunks. Returns None if the producer does not provide it."""
     core = _core.get()
     try:
         if on_device:
@@ -411,7 +412,7 @@ def _staged(source: Source, owner: str, number: int, dtype: str, shape: tuple[in
 
 
 def _source(path: str) -> Source | None:
-    """A connection to the producer that listens there; None: this process does not reach it."""
+    """Returns a connection to the producer that listens on a socket, or None if this process cannot reach it."""
     with _lock:
         source = _sources.get(path)
         if source is not None and source.usable():
@@ -424,18 +425,18 @@ def _source(path: str) -> Source | None:
         if len(_sources) >= _CONNECTIONS:
             return None
     try:
-        made = Source(path)  # without the lock: a stopped producer answers no other thread either
+        made = Source(path)  # outside of the lock, because a stopped producer would block all other threads
     except (OSError, ValueError, TypeError, msgpack.UnpackException):
         return None
     with _lock:
         source = _sources.setdefault(path, made)
-    if source is not made:  # another thread was first
+    if source is not made:  # another thread was faster
         made.end()
     return source
 
 
 class Source:
-    """A connection to a producer, and the memory that it fills."""
+    """A connection to a producer, and the memory that the producer fills."""
 
     def __init__(self, path: str) -> None:
         folder, name = os.path.split(path)
@@ -470,7 +471,7 @@ class Source:
             raise
 
     def usable(self) -> bool:
-        """Whether the producer is there. It ends connections that are idle."""
+        """Returns whether the producer still answers. It closes idle connections."""
         if self._closed or self._pid != os.getpid():
             return False
         if not self._busy.acquire(blocking=False):
@@ -478,7 +479,7 @@ class Source:
         try:
             poller = select.poll()
             poller.register(self._conn, select.POLLIN)
-            if not poller.poll(0):  # nothing is sent without a request: it would be the end
+            if not poller.poll(0):  # the producer sends nothing unasked, so readable would mean closed
                 return True
         finally:
             self._busy.release()
@@ -486,7 +487,7 @@ class Source:
         return False
 
     def end(self) -> bool:
-        """Ends the connection, unless it is in use."""
+        """Closes the connection, unless it is in use. Returns whether it did."""
         if not self._busy.acquire(blocking=False):
             return False
         try:
@@ -496,7 +497,7 @@ class Source:
         return True
 
     def fetch(self, owner: str, number: int, nbytes: int, begin: Callable[[int, int, int], Wait]) -> bool:
-        """Has a tensor's bytes copied by begin(offset, address, number), chunk by chunk; False: the producer does not have it."""
+        """Fetches a tensor chunk by chunk; begin(offset, address, number) starts the copy of each. Returns False if the producer does not have it."""
         with self._busy:
             if self._closed or self._memory is None:
                 return False
@@ -504,12 +505,12 @@ class Source:
             try:
                 return self._fetch(owner, number, nbytes, begin, flying)
             except BaseException:
-                while flying:  # copies from the memory end before it does
+                while flying:  # copies out of the memory must end before it is unmapped
                     try:
                         flying.popleft()[1]()
                     except DeviceError:
                         pass
-                self._close()  # chunks may be on their way
+                self._close()  # chunks may be under way
                 raise
 
     def _fetch(self, owner: str, number: int, nbytes: int, begin: Callable[[int, int, int], Wait], flying: deque[tuple[int, Wait]]) -> bool:
@@ -541,7 +542,7 @@ class Source:
         self._conn.send(msgpack.packb(["free", slot]))
 
     def _close(self) -> None:
-        """Ends the connection. The caller has it alone."""
+        """Closes the connection. The caller must have exclusive use of it."""
         if self._closed:
             return
         self._closed = True
@@ -556,11 +557,11 @@ class Source:
 
 _libc: Any = None
 _PROT_READ, _PROT_WRITE, _MAP_SHARED, _DONTFORK = 1, 2, 1, 10
-_F_ADD_SEALS, _F_GET_SEALS, _SEALS = 1033, 1034, 2 | 4  # shrinking and growing
+_F_ADD_SEALS, _F_GET_SEALS, _SEALS = 1033, 1034, 2 | 4  # F_SEAL_SHRINK | F_SEAL_GROW
 
 
 class Mapping:
-    """A shared mapping of a descriptor, at an address that C functions are given."""
+    """A shared mapping of a descriptor, at an address for C functions."""
 
     def __init__(self, fd: int, n: int, writable: bool) -> None:
         global _libc
@@ -590,14 +591,14 @@ def _seal(fd: int) -> None:
 
 
 def _is_sealed(fd: int, size: int) -> bool:
-    """Whether the memory has that size and keeps it: reads of it do not fail."""
+    """Returns whether the memory has at least that size and is sealed, so that reading it cannot fail."""
     import fcntl
 
     return fcntl.fcntl(fd, _F_GET_SEALS) & _SEALS == _SEALS and os.fstat(fd).st_size >= size
 
 
 def _folder() -> str:
-    """The private directory of shared memory, as the core has it."""
+    """Returns the private directory of shared memory, the same as the core's."""
     return os.environ.get("TROUPE_SHM_DIR") or f"/tmp/troupe-shm-{os.getuid()}"
 
 
@@ -613,7 +614,7 @@ def _same_user(conn: socket.socket) -> bool:
 
 
 def _listen() -> tuple[str, socket.socket | None]:
-    """The socket of readers, and where it is; nothing where shared memory is off or its directory cannot be used."""
+    """Returns the path and the listening socket for readers; "" and None if shared memory is off or its directory is unusable."""
     if os.environ.get("TROUPE_SHM") == "0" or mode() == "bus":
         return "", None
     folder = _folder()
@@ -629,7 +630,7 @@ def _listen() -> tuple[str, socket.socket | None]:
         listener.bind(path + ".bind")
         listener.listen(64)
         listener.setblocking(False)
-        os.rename(path + ".bind", path)  # a name without a listener is a leftover
+        os.rename(path + ".bind", path)  # a socket under the final name without a listener is therefore a leftover
     except (OSError, ValueError):
         listener.close()
         return "", None
@@ -637,7 +638,7 @@ def _listen() -> tuple[str, socket.socket | None]:
 
 
 def _sweep(folder: str) -> None:
-    """Removes the sockets of processes that have ended without doing so."""
+    """Removes the sockets of processes that ended without removing them."""
     for name in os.listdir(folder):
         if name.endswith(_SUFFIX):
             probe = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -656,5 +657,5 @@ def _sweep(folder: str) -> None:
 
 
 def count() -> int:
-    """How many tensors this process keeps for others."""
+    """Returns the number of tensors that this process keeps for others."""
     return 0 if _lender is None else _lender.count()

@@ -1,4 +1,4 @@
-"""What the transport of tensors asks of a device library."""
+"""The interface of a device library for the transport of tensors."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ Wait = Callable[[], None]  # waits for the end of a copy
 
 
 def nothing() -> None:
-    """Is a Wait for what is complete."""
+    """Waits for nothing: the Wait of a copy that is already complete."""
 
 
 class DeviceError(Exception):
-    """The device library refused something: another way is tried."""
+    """The device library rejected an operation; another path is tried."""
 
 
 class Lent:
@@ -25,54 +25,54 @@ class Lent:
         self.value = value  # the contiguous tensor
         self.dtype, self.shape, self.nbytes = dtype, shape, nbytes
         self.pointer = pointer
-        self.device = device  # its index in this process
+        self.device = device  # index of the device in this process
         self.uuid = uuid
-        self.handle = handle  # of the allocation; empty: there is none
-        self.offset = offset  # in the allocation
+        self.handle = handle  # IPC handle of the allocation; empty: there is none
+        self.offset = offset  # offset in the allocation
 
 
 class Backend(Protocol):
     """A device library. Every method may be called on any thread."""
 
     def ready(self) -> bool:
-        """Whether this process uses devices. If not, no other method but is_tensor is called."""
+        """Returns whether this process uses devices. If not, no other method except is_tensor is called."""
 
     def is_tensor(self, value: Any) -> bool:
-        """Whether the value is a tensor on a device that can be lent."""
+        """Returns whether the value is a device tensor that can be lent."""
 
     def lend(self, value: Any, snapshot: bool, room: dict[int, int]) -> Lent | None:
-        """The tensor, contiguous: a copy with snapshot. None: there is no memory for the copy. It is complete after wait. room: bytes that the
-        copies of one message may still take, by device; the first one finds them out."""
+        """Returns the tensor in contiguous form, with snapshot as a copy; None if memory for the copy is short. The tensor is complete after wait.
+        room has the bytes, by device, that the copies of one message may still use; the first copy on a device sets its entry."""
 
     def wait(self, device: int) -> None:
-        """Waits until tensors of lend are complete: other processes do not wait for this one's kernels."""
+        """Waits until the tensors from lend are complete, because other processes do not wait for this one's kernels."""
 
     def reaches(self, uuid: bytes) -> bool:
-        """Whether this process sees the device."""
+        """Returns whether this process can access the device."""
 
     def open(self, fields: dict[str, Any], nbytes: int, keep: Any) -> tuple[Any, Wait]:
-        """The tensor of an IPC handle: a copy, complete after the wait, for which the producer must keep the tensor; or with keep the memory
-        itself, for as long as it is used; keep lives as long."""
+        """Opens the tensor of an IPC handle. Without keep, returns a copy, complete after the Wait, until which the producer must keep the tensor.
+        With keep, returns the memory itself, and keeps `keep` alive as long as the memory is used."""
 
     def empty(self, nbytes: int) -> tuple[Any, int]:
-        """Room for so many bytes on this process's device, and its address."""
+        """Allocates bytes on this process's device. Returns the memory and its address."""
 
     def tensor(self, room: Any, dtype: str, shape: tuple[int, ...]) -> Any:
-        """The tensor in such room."""
+        """Returns the tensor in memory from empty."""
 
     def to_device(self, value: Any) -> Any:
-        """A copy of a tensor in memory on this process's device."""
+        """Copies a tensor from host memory to this process's device."""
 
     def copy(self, lent: Lent) -> Any:
-        """A copy on the same device."""
+        """Copies a lent tensor on the same device."""
 
     def read(self, lent: Lent, offset: int, address: int, n: int) -> Wait:
-        """Begins a copy from a lent tensor to memory."""
+        """Starts a copy from a lent tensor to host memory."""
 
     def write(self, pointer: int, address: int, n: int) -> Wait:
-        """Begins a copy from memory to a place in room of empty."""
+        """Starts a copy from host memory into memory from empty."""
 
     def register(self, address: int, n: int, writable: bool) -> bool:
-        """Pins memory, which makes copies faster."""
+        """Pins host memory, which makes copies faster. Returns whether it succeeded."""
 
     def unregister(self, address: int) -> None: ...

@@ -1,4 +1,4 @@
-"""What a driver or a worker serves: an object of its own that other processes can call, and how they find it."""
+"""Serving objects: a driver or a worker lets other processes call an object of its own."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from ._call import IncomingCall
 from ._cluster import Cluster, WorkerHandle, from_handle
 from ._core import CANCEL, VALUE
 
-_PATIENCE = 30.0  # seconds for a role of one to be there
-_SERVED = "served:"  # begins the name of a served object, and of no object of a worker
+_PATIENCE = 30.0  # seconds for the core's answer to a request
+_SERVED = "served:"  # prefix of the names of served objects; no object of a worker has it
 _numbers = itertools.count(1)
 _lock = threading.Lock()  # guards session.server and the objects it serves
 
 
 def serve(obj: Any, name: str | None = None, *, max_concurrency: int = 1000) -> WorkerHandle:
-    """Lets workers call the methods of an object of this process; the handle can be an argument of calls.
+    """Lets other processes call the methods of an object of this process. Returns a handle, which can be passed as an argument of calls.
 
-    Without a name it is the process's own: the workers that it created have it as `self.driver` and `troupe.driver()`, workers that
-    serve one of its calls as `troupe.current_call().driver`. With one it is a role of that name, which others attach to.
+    Without a name, the object belongs to this process: workers that this process created get it as `self.driver` and `troupe.driver()`, and
+    workers that serve one of its calls as `troupe.current_call().driver`. With a name, it is a role of that name, to which other processes attach.
 
-    Its methods run one at a time on a thread of their own, also while the driver waits for a call; `@register(lane="control")`
-    and `concurrency=n` as in workers. If it has any async method, all run on the event loop in which serve was called, or on one of
-    their own. It ends with the session, in a worker with its process, or with `handle.cluster.shutdown()`.
+    The methods run one at a time on a separate thread, even while the driver waits for a call. `@register(lane="control")` and `concurrency=n`
+    work as in workers. If any method is async, all run on the event loop in which serve was called, or without one, on a loop of their own.
+    Serving ends with the session (in a worker, with the process), or with `handle.cluster.shutdown()`.
     """
     session = _session.current()
     if isinstance(obj, type):
@@ -40,7 +40,7 @@ def serve(obj: Any, name: str | None = None, *, max_concurrency: int = 1000) -> 
 
 
 def driver() -> WorkerHandle:
-    """What the driver or worker that created this worker serves."""
+    """Returns the handle of the object served by the driver or worker that created this worker."""
     session = _session.current(start=False)
     if not session.is_worker:
         raise _errors.InvalidError("driver() is for workers; this process is a driver itself")
@@ -48,7 +48,7 @@ def driver() -> WorkerHandle:
 
 
 def of_session(caller: str) -> WorkerHandle:
-    """What the driver with that session serves. The role is looked up each time, and shared."""
+    """Returns the handle of the object served by the process with that session. Each call looks the role up; the cluster object is shared."""
     session = _session.current(start=False)
     found = session.core.ask("driver", runtime=session.id, name=caller or "nobody").get(_PATIENCE)
     codec = session.codec(False)
@@ -57,8 +57,8 @@ def of_session(caller: str) -> WorkerHandle:
 
 
 class ObjectServer(_serve.Server):
-    """The objects that a driver serves. The thread of the side queue reads the calls, so that they arrive while the driver computes.
-    It runs the methods itself if there is one object whose methods run one at a time; otherwise each object has a thread or a loop."""
+    """The objects that a driver serves. The side queue's thread reads the calls, so that they arrive while the driver computes. If there is a single
+    object whose methods run one at a time, that thread runs the methods itself; otherwise each object has a thread or an event loop."""
 
     def __init__(self, session: _session.Session) -> None:
         self.session = session
@@ -69,11 +69,11 @@ class ObjectServer(_serve.Server):
         self.objects = {}
         self.tasks = {}
         self.codecs = {True: session.codec(True), False: session.codec(False)}
-        self.runners: dict[str, Any] = {}  # by object: the thread or loop of its methods
-        self.tables: dict[str, dict[str, Any]] = {}  # by object: what it can do
+        self.runners: dict[str, Any] = {}  # by object, the thread or loop that runs its methods
+        self.tables: dict[str, dict[str, Any]] = {}  # by object, the description of its methods
         self.loops = {}
-        self.inline: deque[tuple[int, bytes, Any]] = deque()  # calls that the thread of the side queue runs itself
-        self.host = session.host  # of a worker: what runs the other calls of the side queue
+        self.inline: deque[tuple[int, bytes, Any]] = deque()  # calls that the side queue's thread runs itself
+        self.host = session.host  # in a worker, the Host that runs the other calls of the side queue
         self.core.on_side_call = self.arrived
         self.core.on_side_shared = self.choose_threads
 
@@ -100,7 +100,7 @@ class ObjectServer(_serve.Server):
         return key
 
     def announce(self, key: str, name: str | None) -> WorkerHandle:
-        """Makes a role of it."""
+        """Registers the object as a role and returns its handle."""
         request = {"class": type(self.objects[key].value).__name__, "object": key, "table": self.tables[key]}
         try:
             fields = self.core.ask("serve", runtime=self.session.id, name=name or "", serve=request).get(_PATIENCE)
@@ -130,14 +130,14 @@ class ObjectServer(_serve.Server):
                 self.session.server = None
 
     def close(self) -> None:
-        """Stops serving: the session has ended."""
+        """Stops serving all objects when the session ends."""
         for key in list(self.runners):
             self.remove(key)
 
     def trusts(self, meta: bytes) -> bool:
         return self.session.pickle and not meta[0] & _serve.PIPELINE
 
-    # Called by the reader, which must not wait.
+    # Called by the reader; must not block.
 
     def arrived(self, kind: int, token: int, meta: bytes, body: Any) -> None:
         if kind == VALUE:
@@ -167,7 +167,7 @@ class ObjectServer(_serve.Server):
 
 
 class Thread:
-    """Runs the methods of one object, one at a time. What waits is bounded by the object's queue in the core."""
+    """Runs the methods of one object, one at a time. The object's queue in the core bounds the number of waiting calls."""
 
     def __init__(self, server: ObjectServer, name: str) -> None:
         import queue

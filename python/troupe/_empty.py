@@ -11,25 +11,25 @@ from . import _codec, _core, _errors
 
 
 class _Room:
-    """The memory of one array: the head of a body, and its elements."""
+    """The memory of one array: the header of a body, and the elements."""
 
     __slots__ = ("array", "at", "head", "nbytes")
 
     def __init__(self, at: int, nbytes: int) -> None:
         self.at = at
-        self.nbytes = nbytes  # of the elements
-        self.head = b""  # until it was sent
-        self.array: Any = None  # a weak reference
+        self.nbytes = nbytes  # size of the elements
+        self.head = b""  # the header; empty until the array is sent
+        self.array: Any = None  # weak reference to the array
 
 
-_rooms: dict[int, _Room] = {}  # by the address of the elements
+_rooms: dict[int, _Room] = {}  # by address of the elements
 
 
 def empty(shape: int | Sequence[int], dtype: Any = "float32") -> Any:
-    """A numpy array with arbitrary elements that a method can return without a copy.
+    """Returns an uninitialized numpy array that a method can return without a copy.
 
-    Fill it and return it: the receivers use the same memory. It is read-only from then on; make another one for the next result. Views of it,
-    and tensors of torch.from_numpy, must not be written to either. It does not exist in children of fork.
+    Fill the array and return it: the receivers use the same memory. The array is read-only from then on, so create another one for the next
+    result. Do not write to views of it, or to tensors made from it by torch.from_numpy, either. The array does not exist in forked children.
     """
     import numpy
 
@@ -64,7 +64,8 @@ def _end(core: _core.Core, at: int) -> None:
 
 
 def place(core: _core.Core, body: bytes | _codec.Walk) -> int:
-    """The address of memory with a result in it: that of an array of empty, if the result is one, or memory that the core takes over."""
+    """Returns the address of memory with a result: that of the array if the result is an array from empty, otherwise new memory that the core takes
+    over."""
     if _rooms and isinstance(body, _codec.Walk):
         pieces = body.pieces()
         if len(pieces) == 2 and len(pieces[0]) == _codec.ALIGN and isinstance(pieces[1], memoryview):

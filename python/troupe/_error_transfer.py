@@ -1,4 +1,4 @@
-"""Exceptions between processes: how a worker describes what was raised, and how its caller rebuilds it."""
+"""Transfers exceptions between processes: a worker describes what was raised, and its caller rebuilds it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from . import _codec, _errors
 
 _MOST_STACK = 8000  # bytes; the core keeps little more
 _MOST_STATE = 10_000  # bytes of arguments and attributes; the core keeps 16 KiB of each detail
-_MOST_VALUE = 4_000  # bytes of one of them
+_MOST_VALUE = 4_000  # bytes of one argument or attribute
 _MOST_PARTS = 32
 _MOST_CAUSES = 8
-_NOT_SENT = {"__notes__"}  # they are in the traceback
+_NOT_SENT = {"__notes__"}  # notes are part of the traceback
 _CODE = "application"
 
 
 def describe(err: BaseException, codec: _codec.Codec | None = None) -> dict[str, Any]:
-    """An exception as the wire says it. It never fails: the exception is anybody's, and so are its __str__, its attributes and the type
-    of each. What cannot be shown is named."""
+    """Describes an exception in wire format. It never fails, although the exception's __str__, its attributes and their types are arbitrary user
+    code: a part that cannot be shown is named instead."""
     try:
         ours = issubclass(type(err), _errors.Error)
         fields = _own(err) if ours else _others(err)
@@ -28,12 +28,12 @@ def describe(err: BaseException, codec: _codec.Codec | None = None) -> dict[str,
         if raised is not None:
             fields["details"] = {**fields["details"], **_type(raised), **_state(raised, codec or _codec.Codec())}
         return fields
-    except BaseException:  # an attribute of it is a trap
+    except BaseException:  # one of its attributes raises
         return _fields(_CODE, _errors.text_of(err), "", _type(err))
 
 
 def _own(err: Any) -> dict[str, Any]:
-    err = getattr(err, "_error", err)  # an error that is also of the original's type: without it
+    err = getattr(err, "_error", err)  # unwraps an error that is also an instance of the original's type
     text = _errors.text_of(err if err.role and isinstance(err.role, str) else err.message)
     details = {}
     if isinstance(err.details, dict):
@@ -56,7 +56,7 @@ def _fields(code: str, message: str, stack: str, details: dict[str, str]) -> dic
 
 
 def encode(err: BaseException, codec: _codec.Codec | None = None) -> bytes:
-    """An exception as the body of a failed call; codec is the one of the caller's values."""
+    """Encodes an exception as the body of a failed call; codec is the one for the caller's values."""
     return bytes(msgpack.packb(describe(err, codec)))
 
 
@@ -69,7 +69,7 @@ def _type(err: BaseException) -> dict[str, str]:
 
 
 def _alone(err: BaseException) -> str:
-    """The last lines of a traceback: of a syntax error also where it is."""
+    """Returns the last lines of a traceback, which for a syntax error include its location."""
     import traceback
 
     try:
@@ -79,7 +79,7 @@ def _alone(err: BaseException) -> str:
 
 
 def _stack(err: BaseException, message: str) -> str:
-    """The traceback. Where the messages in it leave no room for its frames, or cannot be shown, the frames alone and the message."""
+    """Returns the traceback. If its messages leave no room for the frames, or cannot be shown, returns the frames and the message only."""
     import traceback
 
     try:
@@ -96,7 +96,7 @@ def _stack(err: BaseException, message: str) -> str:
 
 
 def _frames(err: BaseException) -> str:
-    """The frames of a traceback, without their lines where a file cannot be read for them."""
+    """Formats the frames of a traceback, without source lines if a file cannot be read."""
     import traceback
 
     try:
@@ -111,7 +111,7 @@ def _last(text: str, most: int = _MOST_STACK) -> str:
 
 
 def _is_call_mistake(err: BaseException, message: str) -> bool:
-    """Whether the arguments did not fit: the error arose in the host's own call, before the method's first line."""
+    """Returns whether the arguments did not fit the method: the error arose in the host's own call, before the method's first line."""
     tb = err.__traceback__
     while tb is not None and tb.tb_next is not None:
         tb = tb.tb_next
@@ -122,8 +122,8 @@ def _is_call_mistake(err: BaseException, message: str) -> bool:
 
 
 def _state(err: BaseException, codec: _codec.Codec) -> dict[str, str]:
-    """What rebuilds the exception at the caller; empty if it cannot be read. Arguments and attributes that cannot be sent are sent as
-    text and named."""
+    """Returns the details from which the caller rebuilds the exception; empty if they cannot be read. Arguments and attributes that cannot be sent
+    are replaced by their text and listed."""
     import base64
 
     try:
@@ -143,12 +143,12 @@ def _state(err: BaseException, codec: _codec.Codec) -> dict[str, str]:
             return {"not_rebuilt": "its arguments and attributes are too large to be sent"}
         out = {"exception": base64.b64encode(data).decode()}
         return {**out, "not_rebuilt": _errors.plain("; ".join(lost), 1000)} if lost else out
-    except BaseException:  # its attributes and their types are user code
+    except BaseException:  # attributes and their types are user code
         return {}
 
 
 def _sendable(codec: _codec.Codec, value: Any, what: str, lost: list[str]) -> Any:
-    """The value, or its text if it cannot be sent."""
+    """Returns the value, or its text if it cannot be sent."""
     why = "could not be sent"
     try:
         body = codec.encode(value)
@@ -163,19 +163,19 @@ def _sendable(codec: _codec.Codec, value: Any, what: str, lost: list[str]) -> An
 
 
 def rebuild(error: _errors.Error, codec: _codec.Codec) -> _errors.Error:
-    """The error as an instance of the original exception's type too, where that type is known here. What could not be rebuilt is in
-    the error's message."""
+    """Returns the error as an instance of the original exception's type too, if that type is known here. The error's message says what could not be
+    rebuilt."""
     packed = error.details.pop("exception", "")
     if error.code not in ("application", "refused", "panic", "worker_lost") or not error.details.get("type"):
         return error
     try:
         original = _rebuild_chain(_unpack(packed, codec) or [_from_text(error)], codec)
-    except (Exception, SystemExit) as err:  # code of the exception's module runs here
+    except (Exception, SystemExit) as err:  # runs code of the exception's module
         return _not_rebuilt(error, f"it could not be rebuilt here: {_errors.text_of(err, 200)}")
     if original is None:
         module, name = error.details.get("module", ""), error.details["type"]
         if module in ("builtins", "troupe", "troupe._errors"):
-            return error  # SystemExit and the like; or an error of our own
+            return error  # SystemExit and the like, or a Troupe error
         return _not_rebuilt(error, f"its type {module}.{name} is not known here" if module else "its type is not known here")
     return _errors.with_original(error, original)
 
@@ -199,7 +199,7 @@ def _unpack(packed: str, codec: _codec.Codec) -> list[Any]:
 
 
 def _rebuild_chain(chain: list[Any], codec: _codec.Codec) -> BaseException | None:
-    """The first exception of the chain with the others as its causes; None if its type is not known here."""
+    """Returns the first exception of the chain with the others as its causes, or None if its type is not known here."""
     cause: BaseException | None = None
     for module, name, args, state in reversed(chain):
         kind = _find(module, name, codec.pickle)

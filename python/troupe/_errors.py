@@ -1,25 +1,25 @@
-"""Exceptions. One class for each code of the wire, all under Error.
+"""Exceptions: one class for each error code of the wire, all derived from Error.
 
     Error
-    ├── ApplicationError      the method raised; the error is also an instance of the original type where that is known here
-    │   └── PanicError        the worker's method crashed in a way its language calls a panic
-    ├── RefusedError          the receiver would not take it: bad argument, wrong state, no right
+    ├── ApplicationError      the method raised; the error is also an instance of the original type, if that type is known here
+    │   └── PanicError        the worker's method crashed in a way that its language calls a panic
+    ├── RefusedError          the receiver rejected the request: bad argument, wrong state, missing permission
     ├── BusyError             a bounded queue is full; try again later
-    ├── NotFoundError         no such role, method, object
+    ├── NotFoundError         the role, method or object does not exist
     ├── ExistsError           the name is taken
     ├── ConflictError         another process wrote in between
-    ├── FencedError           a stale token
+    ├── FencedError           the token is stale
     ├── TimedOutError         the deadline passed (also a TimeoutError)
-    ├── CancelledError        the caller gave up, or a sibling failed first
+    ├── CancelledError        the caller cancelled the call, or a sibling failed first
     ├── WorkerLostError       the worker is known to be dead
-    ├── OutcomeUnknownError   it may or may not have happened
+    ├── OutcomeUnknownError   the operation may or may not have taken effect
     ├── NoSpaceError          the head's store is full; nothing was written (also an OSError)
     ├── UnavailableError      the head cannot be reached (also a ConnectionError)
     ├── ClosedError           this side has been closed
-    ├── VersionError          the peer speaks another version of the wire
-    ├── MalformedError        the frame or body is not what the wire allows
-    ├── InvalidError          the caller's own input is wrong; nothing was sent (also a ValueError)
-    │   └── EncodeError       a value that cannot travel (also a TypeError)
+    ├── VersionError          the peer uses another version of the wire protocol
+    ├── MalformedError        the frame or body violates the wire protocol
+    ├── InvalidError          the caller's input is wrong; nothing was sent (also a ValueError)
+    │   └── EncodeError       the value cannot be encoded (also a TypeError)
     └── InternalError         a bug on the other side, or in the Go core
 """
 
@@ -29,11 +29,11 @@ from typing import Any
 
 from . import _traceback
 
-MOST_TEXT = 8 << 10  # bytes of a message; the core keeps no more than twice as many
+MOST_TEXT = 8 << 10  # bytes of a message; the core keeps at most twice as many
 
 
 class Error(Exception):
-    """What went wrong with a call, and where."""
+    """The failure of a call or another operation: what went wrong, and in which role, rank, node and method."""
 
     code = "internal"
 
@@ -59,12 +59,12 @@ class Error(Exception):
 
     @property
     def signal(self) -> str:
-        """The signal that ended the worker ("SIGKILL"), or an empty text."""
+        """The signal that killed the worker ("SIGKILL"), or an empty string."""
         return self.details.get("signal", "")
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code of the worker's process, if it ended by one."""
+        """The exit code of the worker's process, or None if it did not exit with one."""
         text = self.details.get("exit_code", "")
         return int(text) if text.lstrip("-").isdigit() else None
 
@@ -75,7 +75,7 @@ class Error(Exception):
 
     @property
     def original(self) -> BaseException | None:
-        """The exception that the remote method raised, rebuilt here; None if its type is not known here, or none was raised."""
+        """The exception that the remote method raised, rebuilt here. None if its type is not known here, or if no method raised."""
         return None
 
     def __str__(self) -> str:
@@ -92,7 +92,7 @@ class Error(Exception):
         return text
 
     def _typed_message(self) -> str:
-        """The message behind the name of the remote exception's type, if there was one."""
+        """Returns the message, preceded by the type name of the remote exception if there was one."""
         name = str(self.details.get("type", ""))
         message = self.message if isinstance(self.message, str) else text_of(self.message)
         lost = f" ({self.details['not_rebuilt']})" if self.details.get("not_rebuilt") else ""
@@ -101,7 +101,7 @@ class Error(Exception):
         return f"{name}: {message}{lost}"
 
     def _again(self) -> Error:
-        """A copy to be raised. A raised exception refers to the frames that it passed, and those often to the future that keeps the
+        """Returns a copy to raise. A raised exception refers to the frames that it passed, and these often refer to the future that keeps the
         original: a reference cycle that would keep the arguments of the call alive."""
         return _rebuild(type(self), self.message, self.__dict__)._caused_by(self.__cause__)
 
@@ -121,8 +121,8 @@ def _rebuild(cls: type[Error], message: str, state: dict[str, Any]) -> Error:
 
 
 class _Dual:
-    """Mixed into the class of an error that is also of the type that the remote method raised. `_error` is the error without that
-    type; attributes of the original exception take precedence over the error's own."""
+    """Mixin for an error that is also an instance of the type that the remote method raised. `_error` is the error without that type. Attributes of
+    the original exception take precedence over those of the error."""
 
     _error: Error
     _original: BaseException
@@ -145,8 +145,8 @@ _duals: dict[tuple[type, type], type] = {}
 
 
 def with_original(error: Error, original: BaseException) -> Error:
-    """The error as an instance of the original exception's class too, so that `except ValueError` catches it. It has the original's
-    arguments, attributes and __cause__. Where Python cannot make such a class, the original is the __cause__ of the error."""
+    """Returns the error as an instance of the original exception's class too, so that `except ValueError` catches it. It has the original's
+    arguments, attributes and __cause__. If Python cannot create such a class, returns the error with the original as its __cause__."""
     try:
         dual: Any = _new(_dual_class(type(error), type(original)), original.args)
         dual.__dict__.update({**error.__dict__, **original.__dict__, "_error": error, "_original": original})
@@ -155,7 +155,7 @@ def with_original(error: Error, original: BaseException) -> Error:
         dual.__suppress_context__ = True
         result: Error = dual
         return result
-    except Exception as err:  # a metaclass, __init_subclass__ or __slots__ of the original's class
+    except Exception as err:  # a metaclass, __init_subclass__ or __slots__ of the original's class prevents it
         name = type_name(original)
         error.details = {**error.details, "not_rebuilt": f"`except {name}` does not catch this: {text_of(err, 200)}"}
         return error._caused_by(original)
@@ -173,12 +173,12 @@ def _dual_class(kind: type[Error], original: type[BaseException]) -> type:
 
 
 def _new(kind: type, args: tuple[Any, ...]) -> BaseException:
-    """An exception with these arguments, made without its class's own constructor, which may take others."""
+    """Creates an exception with these arguments without calling its class's own constructor, which may take others."""
     builtin: Any = next(c for c in kind.__mro__ if c.__module__ == "builtins")
     try:
         made: BaseException = builtin.__new__(kind, *args)
         builtin.__init__(made, *args)
-    except TypeError:  # a class such as UnicodeDecodeError whose subclass gave other arguments
+    except TypeError:  # a subclass of a class such as UnicodeDecodeError with other arguments
         made = BaseException.__new__(kind, *args) if builtin in (Exception, BaseException) else builtin.__new__(kind)
     made.args = args
     return made
@@ -188,7 +188,7 @@ _MOST_DUALS = 1000
 
 
 def _field_names(err: BaseException) -> tuple[str, ...]:
-    """Attributes of built-in types that are neither arguments nor in __dict__."""
+    """Returns the attributes of built-in types that are neither arguments nor in __dict__."""
     return ("name", "path") if isinstance(err, ImportError) else ("filename", "filename2") if isinstance(err, OSError) else ()
 
 
@@ -293,7 +293,7 @@ _CLASSES: dict[str, type[Error]] = {
 
 
 def from_wire(fields: dict[str, Any]) -> Error:
-    """The exception of an error as the wire says it."""
+    """Creates the exception for an error in wire format."""
     cls = _CLASSES.get(fields.get("code", ""), InternalError)
     error = cls(
         fields.get("message", ""),
@@ -310,23 +310,23 @@ def from_wire(fields: dict[str, Any]) -> Error:
 
 
 def from_body(body: Any) -> Error:
-    """The exception of an encoded error. Bytes that are no text are shown as such: the reader of completions must not fail."""
+    """Creates the exception for an encoded error. Invalid UTF-8 is escaped, because the reader of completions must not fail."""
     import msgpack
 
     return from_wire(msgpack.unpackb(body, strict_map_key=False, unicode_errors="backslashreplace", ext_hook=msgpack.ExtType))
 
 
 def text_of(value: object, most: int = MOST_TEXT) -> str:
-    """The text of a value, usually an exception, whatever its __str__ does: plain, encodable and bounded. Where there is none, it
-    says which type has none, and why."""
+    """Returns the text of a value, usually an exception, whatever its __str__ does: encodable and bounded. If __str__ fails, the text says which type
+    failed and why."""
     try:
         return plain(str(value), most)
-    except BaseException as err:  # SystemExit too: a text that is asked for ends no process
+    except BaseException as err:  # SystemExit too: formatting a message must not end the process
         return f"a {type_name(value)} whose text cannot be shown: its __str__ raised {type_name(err)}"
 
 
 def type_name(value: object) -> str:
-    """The name of a value's type, which a metaclass or an assignment may have made into anything."""
+    """Returns the name of a value's type, which a metaclass or an assignment may have replaced by anything."""
     try:
         return plain(type(value).__qualname__, 256)
     except BaseException:
@@ -334,7 +334,7 @@ def type_name(value: object) -> str:
 
 
 def plain(text: object, most: int = MOST_TEXT) -> str:
-    """A text as one that can be encoded: lone surrogates are escaped, and what is longer than so many bytes loses its middle."""
+    """Makes a text encodable: escapes lone surrogates, and cuts the middle out of a text longer than `most` bytes."""
     if not isinstance(text, str):
         raise TypeError(f"text of type {type(text).__name__}")
     length = str.__len__(text)

@@ -1,8 +1,8 @@
-"""A process that forks workers, so that each need not import the same modules: `python -m troupe.worker --fork-server`.
+"""A process that forks workers, which saves each worker the same imports: `python -m troupe.worker --fork-server`.
 
-An agent starts one for workers with the same program, environment and folder (nodes/forkserver.go), and sends it the descriptors of each worker.
-The server has one thread and has not loaded the Go library, whose threads a fork would lose. A worker is a child of the agent, not of the
-server (CLONE_PARENT): the agent sees its exit as that of any other worker, and the end of the server changes nothing for it.
+An agent starts one for workers with the same program, environment and directory (nodes/forkserver.go), and sends it the descriptors of each
+worker. The server has one thread and has not loaded the Go library, whose threads a fork would lose. A worker is a child of the agent, not of the
+server (CLONE_PARENT): the agent sees its exit like that of any other worker, and the end of the server does not affect it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import traceback
 from typing import Any
 
 ARGUMENT = "--fork-server"  # as in nodes/forkserver.go
-_CONTROL = 3  # the descriptor of the agent's socket
-_MARKER = "TROUPE_WORKER"  # the variable by which the agent finds the processes of a worker's tree
-_ROOM = "TROUPE_FORK_ROOM"  # the variable whose place in memory the variables of a worker take, so that /proc shows them
+_CONTROL = 3  # descriptor of the agent's socket
+_MARKER = "TROUPE_WORKER"  # variable by which the agent finds the processes of a worker's tree
+_ROOM = "TROUPE_FORK_ROOM"  # variable whose memory is overwritten with a worker's variables, so that /proc shows them
 
 _CLONE_PARENT, _CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID, _CLONE_INTO_CGROUP = 0x8000, 0x200000, 0x1000000, 0x200000000
-_CLONE3 = 435  # on all architectures; containers often forbid it
+_CLONE3 = 435  # the same number on all architectures; containers often forbid it
 _CALLS = {"x86_64": (56, 273, 274), "aarch64": (220, 99, 100)}  # clone, set_robust_list, get_robust_list
 _PR_SET_PDEATHSIG, _PR_GET_TID_ADDRESS = 1, 40
 
@@ -36,11 +36,11 @@ _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/davinci")
 
 
 class Unfit(Exception):
-    """Workers cannot be forked from this process; they are to be started as ever."""
+    """Workers cannot be forked from this process, and must be started normally."""
 
 
 def serve() -> None:
-    """Forks workers if this process was started for that, and returns in each of them; returns at once in any other process."""
+    """Forks workers if this process was started as a fork server, and returns in each worker; returns immediately in any other process."""
     if sys.argv[1:] != [ARGUMENT]:
         return
     os.set_inheritable(_CONTROL, False)
@@ -67,7 +67,7 @@ class _Server:
         if sys.platform != "linux" or machine not in _CALLS:
             raise Unfit(f"forking workers is not supported on {sys.platform} {machine}")
         self._clone, self._set_robust_list, get_robust_list = _CALLS[machine]
-        self._libc = ctypes.PyDLL(None, use_errno=True)  # keeps the interpreter lock
+        self._libc = ctypes.PyDLL(None, use_errno=True)  # PyDLL keeps the interpreter lock
         self._libc.syscall.restype = ctypes.c_long
         self._libc.getenv.restype = ctypes.c_void_p
         self._marker_at = self._libc.getenv(_MARKER.encode())
@@ -82,19 +82,19 @@ class _Server:
     # Before the first worker.
 
     def load(self, modules: list[str], paths: list[str]) -> None:
-        """Imports the modules. What was printed meanwhile is shown as output of the worker that waits."""
+        """Imports the modules. Their output is shown as that of the worker that waits for the server."""
         for path in paths:
             if path not in sys.path and os.path.exists(path):
                 sys.path.append(path)
         for name in modules:
             try:
                 importlib.import_module(name)
-            except BaseException as err:  # a worker that starts as ever imports it again, and has the error
+            except BaseException as err:  # a normally started worker repeats the import and reports the error
                 raise Unfit(f"import of {name} failed: {traceback.format_exception_only(type(err), err)[-1].strip()}") from None
         self._files = [(path, version) for path in _own_files() if (version := _version(path)) is not None]
 
     def check(self) -> None:
-        """Raises Unfit if a fork would lose or share something."""
+        """Raises Unfit if a fork would lose or share state."""
         self._end_library_threads()
         if threads := _threads():
             raise Unfit(f"there are {len(threads)} more threads after the imports ({', '.join(sorted(threads))}), and a fork would lose them")
@@ -111,10 +111,10 @@ class _Server:
         if torch is not None and hasattr(torch, "cuda") and torch.cuda.is_initialized():
             raise Unfit("the imports have initialised CUDA, which does not work after a fork")
         gc.collect()
-        gc.freeze()  # a collection in a worker does not touch, and so copy, the pages of these objects
+        gc.freeze()  # keeps the collector of a worker from touching, and so copying, the pages of these objects
 
     def _end_library_threads(self) -> None:
-        """An ordinary fork: libraries that are prepared for forks, as OpenBLAS is, end their threads and start them again when they need them."""
+        """Forks an ordinary child, so that libraries with fork handlers, such as OpenBLAS, end their threads. They restart them on demand."""
         child = os.fork()
         if child == 0:
             os._exit(0)
@@ -126,7 +126,7 @@ class _Server:
     # Workers.
 
     def run(self) -> None:
-        """Forks a worker for each message; returns in the worker. The agent closes the socket when the server is to end."""
+        """Forks a worker for each message, and returns in the worker. The agent closes the socket to end the server."""
         while True:
             numbers = array.array("i")
             message, extra, _, _ = self._control.recvmsg(1, socket.CMSG_SPACE(4 * numbers.itemsize), socket.MSG_CMSG_CLOEXEC)
@@ -152,14 +152,14 @@ class _Server:
                 os.close(number)
 
     def _fork(self, group: int) -> int:
-        """As os.fork, but the child's parent is the agent, and the child is in the control group, if there is one. 0 in the child, -1: failed.
-        The kernel writes the child's number where the C library has that of its main thread."""
+        """Forks like os.fork, but makes the child a child of the agent, in the given control group if there is one. Returns 0 in the child and -1 on
+        failure. The kernel writes the child's thread id where the C library keeps that of its main thread."""
         sys.stdout.flush()
         sys.stderr.flush()
         flags, tid = _CLONE_PARENT | _CLONE_CHILD_SETTID | _CLONE_CHILD_CLEARTID, ctypes.c_void_p(self._tid_at)
         if group < 0:
             none = ctypes.c_void_p(None)
-            arguments: tuple[Any, ...] = (self._clone, ctypes.c_long(flags | signal.SIGCHLD), none, none, tid, tid)  # the fourth or the fifth is child_tid; the other is not used
+            arguments: tuple[Any, ...] = (self._clone, ctypes.c_long(flags | signal.SIGCHLD), none, none, tid, tid)  # child_tid is the 4th or 5th
         else:
             request = (ctypes.c_uint64 * 11)(flags | _CLONE_INTO_CGROUP, 0, self._tid_at, 0, 0, 0, 0, 0, 0, 0, group)
             arguments = (_CLONE3, ctypes.byref(request), ctypes.sizeof(request))
@@ -173,7 +173,7 @@ class _Server:
         return child
 
     def _become_worker(self, number: int, stdout: int, stderr: int) -> None:
-        """Makes the new process what it would be if the agent had started it."""
+        """Gives the new process the state that it would have if the agent had started it."""
         self._libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
         if os.getppid() != self._agent:
             os._exit(1)
@@ -183,7 +183,7 @@ class _Server:
         _send(number, {"pid": os.getpid()})
         with socket.socket(fileno=number) as channel, channel.makefile("rb") as file:
             text = file.read()
-        if not text:  # the agent has given up
+        if not text:  # the agent has given up on this worker
             os._exit(1)
         spec: dict[str, Any] = json.loads(text)
         self._show(spec["env"])
@@ -198,7 +198,7 @@ class _Server:
         _reseed()
 
     def _show(self, env: dict[str, str]) -> None:
-        """Makes /proc show the environment and the command line of a worker. The variables that it shares with the server stay where they are."""
+        """Makes /proc show the worker's environment and command line. Variables that it shares with the server stay where they are."""
         marker = os.fsencode(env[_MARKER])
         if self._marker_at and len(ctypes.string_at(self._marker_at)) == len(marker):
             ctypes.memmove(self._marker_at, marker, len(marker))
@@ -215,18 +215,18 @@ def _send(channel: int, message: dict[str, Any]) -> None:
     try:
         os.write(channel, json.dumps(message).encode() + b"\n")
     except OSError:
-        pass  # the agent has given up
+        pass  # the agent has given up on this worker
 
 
 def _reseed() -> None:
-    """Workers must not draw the same numbers. The modules random and uuid see to it themselves."""
+    """Gives each worker its own random numbers. The modules random and uuid reseed themselves after a fork."""
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
 
 
 def _threads() -> list[str]:
-    """The names of the threads beside the main thread."""
+    """Returns the names of all threads except the main thread."""
     names = []
     for number in os.listdir("/proc/self/task"):
         if int(number) != os.getpid():
@@ -234,12 +234,12 @@ def _threads() -> list[str]:
                 with open(f"/proc/self/task/{number}/comm") as file:
                     names.append(file.read().strip())
             except OSError:
-                pass  # it has ended
+                pass  # the thread has ended
     return names
 
 
 def _own_files() -> list[str]:
-    """The files of modules that people edit: those outside of the interpreter's own folders."""
+    """Returns the files of modules outside of the interpreter's own directories, which users may edit."""
     installed = tuple({os.path.realpath(p) + os.sep for p in (sys.prefix, sys.base_prefix, *(p for p in sys.path if p.endswith("-packages")))})
     paths = {os.path.realpath(path) for module in list(sys.modules.values()) if (path := getattr(module, "__file__", None))}
     return sorted(path for path in paths if not path.startswith(installed))
@@ -254,7 +254,7 @@ def _version(path: str) -> tuple[int, int] | None:
 
 
 def _address_of_argument() -> int:
-    """Where our argument is in this process's command line; 0: unknown."""
+    """Returns the address of ARGUMENT in this process's command line, or 0 if it is unknown."""
     try:
         with open("/proc/self/stat") as file:
             fields = file.read().rpartition(")")[2].split()

@@ -1,4 +1,4 @@
-"""Futures: calls under way."""
+"""Futures of calls under way."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from . import _call, _check, _codec, _core, _error_transfer, _errors, _split, _t
 from ._core import CAUSE, FAILED, KEPT, LAST, NONE, OVER, SHARED, WHOLE
 from ._result_stream import ResultStream, StreamReference
 
-_SILENCE = 1.0  # seconds that a call waits behind an interrupted one before it says so
-_PROGRESS_EVERY = 5.0  # seconds without news after which progress says what is waited for
-_SHOWN = 8  # ranks that a message describes
+_SILENCE = 1.0  # seconds a call waits behind an interrupted one before it warns
+_PROGRESS_EVERY = 5.0  # seconds without an answer after which the progress display says what it waits for
+_SHOWN = 8  # number of ranks that a message describes
 
 
-# The module of references, which imports this one.
+# The module _reference, which imports this one.
 _references: Any = None
 
 
@@ -32,7 +32,7 @@ def set_references(module: Any) -> None:
 
 
 class Pull:
-    """The body of a value that lies elsewhere, as the core fetches it."""
+    """The body of a value stored in another process, while the core fetches it."""
 
     def __init__(self, core: _core.Core, ask: Callable[[int], int]) -> None:
         self._core = core
@@ -40,7 +40,7 @@ class Pull:
         self._waiters: list[Any] = []
         self.flags = 0
         self.body: Any = b""
-        self.inside: list[Any] | None = None  # the references inside it
+        self.inside: list[Any] | None = None  # references inside the value
         self.value: Callable[[], Any] | None = None
         self._token = core.send(self, ask)
 
@@ -55,7 +55,7 @@ class Pull:
             wake()
 
     def when_done(self, do: Callable[[], None]) -> None:
-        """Calls do when the body is there, from the thread that reads completions."""
+        """Calls do when the body has arrived, on the thread that reads completions."""
         notice = _core.Notice(self._waiters, do)
         self._waiters.append(notice)
         if self._done:
@@ -67,7 +67,7 @@ class Pull:
 
 
 class Waitable(_codec.Eventual):
-    """Something that is over at some time. deliver and _finish are called by the reader of completions."""
+    """An operation that ends at some time. The reader of completions calls deliver and _finish."""
 
     def __init__(self, core: _core.Core) -> None:
         self._core = core
@@ -75,7 +75,7 @@ class Waitable(_codec.Eventual):
         self._waiters: list[Any] = []
 
     def done(self) -> bool:
-        """Whether it is over."""
+        """Returns whether the operation is over. Does not block."""
         if not self._done:
             self._core.look()
         return self._done
@@ -93,7 +93,7 @@ class Waitable(_codec.Eventual):
         return self._core.wait(self, deadline)
 
     def add_done_callback(self, do: Callable[[Any], None]) -> None:
-        """Calls do(self) when it is over, from the thread that reads completions. It must not block."""
+        """Calls do(self) when the operation is over, on the thread that reads completions. do must not block."""
         notice = _core.Notice(self._waiters, functools.partial(do, self))
         self._waiters.append(notice)
         self._watch()
@@ -104,18 +104,18 @@ class Waitable(_codec.Eventual):
         return resolve(self)
 
     def _watch(self) -> None:
-        """Has its end reported, where that must be asked for."""
+        """Requests a completion for the end of the operation, for types that do not get one unasked."""
 
     def _pulls(self) -> Sequence[Pull]:
-        """What is to be fetched before _get, once it is over."""
+        """Returns the fetches that must finish, once the operation is over, before _get."""
         return ()
 
     def _check_failed(self) -> None:
-        """Raises what went wrong, once it is over, without fetching a value."""
+        """Raises the error of an operation that is over, if it failed, without fetching a value."""
         self._get()
 
     def _when_fetched(self, do: Callable[[Any], None]) -> None:
-        """Calls do(x) when it is over and x._get() or x.value() gives the value without a wait."""
+        """Calls do(x) when the operation is over and x._get() or x.value() returns the value without waiting."""
 
         def over(_: Any) -> None:
             left = [p for p in self._pulls() if not p._done]
@@ -140,7 +140,7 @@ class Waitable(_codec.Eventual):
         raise NotImplementedError
 
     def result(self, timeout: float | None = None) -> Any:
-        """Waits and gives the result, or raises what went wrong. The end of the timeout does not end the call."""
+        """Waits for the result and returns it, or raises the error of the call. A timeout raises TimedOutError and does not cancel the call."""
         _check.seconds("timeout", timeout, zero=True)
         deadline = None if timeout is None else time.monotonic() + timeout
         if not self._wait(timeout):
@@ -149,7 +149,7 @@ class Waitable(_codec.Eventual):
         return self._get()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Waits and gives the exception, or None."""
+        """Waits for the end and returns the exception, or None if there was none."""
         _check.seconds("timeout", timeout, zero=True)
         try:
             self.result(timeout)
@@ -186,7 +186,7 @@ class RankFuture(Waitable):
         self.rank = rank
 
     def cancel(self) -> bool:
-        """Gives the whole call up: a call ends as a unit."""
+        """Cancels the whole call: a call ends as a unit."""
         return self.parent.cancel()
 
     def cancelled(self) -> bool:
@@ -223,12 +223,12 @@ class ElementFuture(Waitable):
 
     def __init__(self, parent: Any, index: int, count: int) -> None:
         super().__init__(parent._core)
-        self.parent = parent  # a future with cancel and cancelled
+        self.parent = parent  # a future that has cancel and cancelled
         self._index, self._count = index, count
         parent.add_done_callback(lambda _: self._finish())
 
     def cancel(self) -> bool:
-        """Cancels the whole call: its elements are made together."""
+        """Cancels the whole call: one call produces all its elements."""
         return bool(self.parent.cancel())
 
     def cancelled(self) -> bool:
@@ -247,7 +247,7 @@ class ElementFuture(Waitable):
     _ref: Any = None
 
     def reference(self) -> Any:
-        """A reference to the element, which is a value of this process: it waits for the call."""
+        """Returns a reference to the element. It waits for the call and stores the element as a value of this process."""
         if self._ref is None:
             self._ref = _references.put(self.result())
         return self._ref
@@ -269,42 +269,41 @@ class ElementFuture(Waitable):
 class Future(Waitable, Sequence[RankFuture]):
     """A call under way, and the sequence of its parts by rank.
 
-    It can be waited for with result() from any thread and with await from any event loop, cancelled, and given to another
-    call as an argument.
+    Any thread can wait for it with result(), and any event loop with await. It can be cancelled, and passed to another call as an argument.
     """
 
-    # What most futures have is the class's, because making one is a part of every call.
+    # Defaults are class attributes, because every call creates a future and most futures keep them.
     _done = False
     _collects = True
     _keep_all = False
     _info: Any = None
     _token = 0
     _error: _errors.Error | None = None
-    _whole: Any = None  # all answers that count as one body, if it came so
+    _whole: Any = None  # all collected answers as one body, if they arrived together
     _ranks: dict[int, RankFuture] | None = None
     _value: Any = None
     _has_value = False
-    _engine = ""  # the object in the workers that was called
-    _copy = False  # arrays of the result do not lie in shared memory
-    _share = False  # tensors on a device are used in place
-    _described = False  # the error of a timeout names the ranks that did not answer
-    _told = False  # of initialize: the workers have been asked for their mesh since
-    _behind_loop: Any = None  # the worker's event loop that must serve this call, if the call was made on it
-    _pins: Any = None  # references inside the arguments, kept until the call is over
-    _inside: Any = None  # by rank, the references inside an answer that has not been decoded
-    _kept: Any = None  # by rank, the reference to a large answer, which stays with its worker
-    _fetched: Any = None  # by rank, the body of such an answer, as it is fetched
-    _refs: Any = None  # by rank, a reference to the answer, if one was asked for
+    _engine = ""  # name of the called object in the workers
+    _copy = False  # whether arrays of the result are copied out of shared memory
+    _share = False  # whether device tensors are used in place
+    _described = False  # whether the timeout error already names the ranks that did not answer
+    _told = False  # for a call of initialize: whether the workers have been asked for their mesh since
+    _behind_loop: Any = None  # the worker's event loop that must serve this call, if the call was made on that loop
+    _pins: Any = None  # references inside the arguments, kept alive until the call is over
+    _inside: Any = None  # by rank, the references inside an answer not yet decoded
+    _kept: Any = None  # by rank, the reference to a large answer, which stays in its worker
+    _fetched: Any = None  # by rank, the fetch of such an answer
+    _refs: Any = None  # by rank, a reference to the answer, if one was requested
     _failure: Any = None  # the error, encoded
-    _behind = 0  # the call that this one waits for: that of the method which made it, on the same worker
+    _behind = 0  # number of the call whose method made this one on the same worker; this call waits behind it
 
     def __init__(self, core: _core.Core, where: tuple[Any, str], plan: _split.Plan, codec: Any, one: bool) -> None:
         self._core = core
         self._waiters = []
-        self._where = where  # the cluster and the method
+        self._where = where  # the cluster and the method's name
         self._plan = plan
         self._codec = codec
-        self._one = one  # the result is the one answer, whatever the mode
+        self._one = one  # whether the result is the single answer, regardless of the mode
         self._answers: dict[int, tuple[int, Any]] = {}
         self._decoded: dict[int, Any] = {}
 
@@ -312,7 +311,7 @@ class Future(Waitable, Sequence[RankFuture]):
     def _what(self) -> str:
         return f"{self._where[0].name}.{self._where[1]}"
 
-    # Called by the reader.
+    # Called by the reader of completions.
 
     def take_references(self, flags: int, rank: int, names: bytes) -> None:
         if self._core.adopt is None:
@@ -320,7 +319,7 @@ class Future(Waitable, Sequence[RankFuture]):
         if self._inside is None:
             self._inside, self._kept = {}, {}
         into = self._kept if flags & KEPT else self._inside
-        if rank not in into:  # else it is handed on again, after an interrupt
+        if rank not in into:  # otherwise the completion is delivered again after an interrupt
             found = self._core.adopt(names)
             if found:
                 into[rank] = found[0] if flags & KEPT else found
@@ -355,10 +354,10 @@ class Future(Waitable, Sequence[RankFuture]):
     def _raise_from(self, body: Any) -> _errors.Error:
         return _error_transfer.rebuild(_errors.from_body(body), self._codec)
 
-    # For callers.
+    # Called by users of the future.
 
     def _refuse_own(self) -> None:
-        """Refuses to wait on the thread that serves the awaited call."""
+        """Raises RefusedError if the waiting thread is the one that must serve the awaited call."""
         serving = _call.current.get()
         if serving is None or serving[1] != self._behind:
             return
@@ -371,7 +370,7 @@ class Future(Waitable, Sequence[RankFuture]):
         )  # fmt: skip
 
     def _refuse_own_loop(self) -> None:
-        """A blocking wait in a worker's event loop for a call that the same loop must serve would never end."""
+        """Raises RefusedError for a blocking wait in the worker's event loop that must serve the awaited call: it would never end."""
         if _core.running_loop() is self._behind_loop:
             method = self._where[1]
             raise _errors.RefusedError(
@@ -395,7 +394,7 @@ class Future(Waitable, Sequence[RankFuture]):
             raise
 
     def _wait_behind_interrupted(self, timeout: float | None) -> bool:
-        """Waits, and after a second says what the workers still run of calls that were cancelled or no longer waited for."""
+        """Waits; after a second, warns which cancelled or abandoned calls the workers are still running."""
         cluster = self._where[0]
         if timeout is not None and timeout <= _SILENCE:
             return super()._wait(timeout)
@@ -413,11 +412,11 @@ class Future(Waitable, Sequence[RankFuture]):
         return super()._wait(None if timeout is None else timeout - _SILENCE)
 
     def _missing(self) -> list[int]:
-        """The ranks that have not answered with a value."""
+        """Returns the ranks that have not answered with a value."""
         return [r for r in self._plan.called() if self._failed(r)]
 
     def _waits_for(self) -> str:
-        """What the ranks that have not answered are doing, for a message; nothing if all have."""
+        """Describes, for a message, what the ranks that have not answered are doing. Returns "" if all have answered."""
         missing = self._missing()
         if not missing or self._whole is not None:
             return ""
@@ -430,13 +429,13 @@ class Future(Waitable, Sequence[RankFuture]):
         return f"; {len(missing)} of {len(self._plan.called())} ranks have not answered: {shown}{more}"
 
     def _describe_timeout(self, error: _errors.Error) -> None:
-        """Adds to the message of a call's timeout, once, which ranks did not answer and what they are doing."""
+        """Adds to the message of a timeout error, once, which ranks did not answer and what they are doing."""
         if not self._described:
             self._described = True
             error.message += self._waits_for()
 
     def _ended_values(self) -> list[Any]:
-        """Waits for the end and gives by rank what was answered, None where nothing was."""
+        """Waits for the end of the call and returns the answers by rank, with None for ranks that gave none."""
         self._core.wait(self, None)
         return [None if self._failed(r) else self._answer(r) for r in self._plan.collect]
 
@@ -463,7 +462,7 @@ class Future(Waitable, Sequence[RankFuture]):
         self._decoded[rank] = value
         return value
 
-    # Large answers stay with their workers until a process asks for them.
+    # Large answers stay in their workers until a process asks for them.
 
     def _pulls(self) -> Sequence[Pull]:
         return self._pulls_of(self._plan.collect) if self._kept else ()
@@ -483,7 +482,8 @@ class Future(Waitable, Sequence[RankFuture]):
             self._get()
 
     def reference(self) -> Any:
-        """A reference to the result. That of several ranks is made here, and becomes a value of this process: it waits for the call."""
+        """Returns a reference to the result. The result of several ranks is merged in this process and stored here as a value, after a wait for the
+        call."""
         one = self._one or self._plan.result == "single"
         if self._collects and not self._keep_all and one and len(self._plan.collect) == 1:
             return self._reference_of(self._plan.collect[0])
@@ -494,7 +494,7 @@ class Future(Waitable, Sequence[RankFuture]):
         return self._refs[-1]
 
     def _reference_of(self, rank: int) -> Any:
-        """A reference to the answer of one rank, also while it is not there."""
+        """Returns a reference to the answer of one rank, even before the answer has arrived."""
         if self._kept and rank in self._kept:
             return self._kept[rank]
         if self._refs is None:
@@ -512,7 +512,7 @@ class Future(Waitable, Sequence[RankFuture]):
                 raise self._core.fail(number)
             if number:
                 return _references.Reference(session, session.session, number)
-            self._core.wait(self._children()[rank], None)  # it is in the queue
+            self._core.wait(self._children()[rank], None)  # the answer is in the completion queue
         if self._kept and rank in self._kept:
             return self._kept[rank]
         if rank in self._decoded:
@@ -556,7 +556,7 @@ class Future(Waitable, Sequence[RankFuture]):
         else:
             self._value = self._merge()
         self._has_value = True
-        self._answers = {r: a for r, a in self._answers.items() if a[0] & FAILED}  # the bodies are in the values
+        self._answers = {r: a for r, a in self._answers.items() if a[0] & FAILED}  # the decoded values hold the other bodies
         return self._value
 
     def _merge(self) -> Any:
@@ -582,7 +582,11 @@ class Future(Waitable, Sequence[RankFuture]):
             return err
 
     def result(self, timeout: float | None = None, *, progress: bool = False) -> Any:
-        """Waits and gives the result, or raises what went wrong. The end of the timeout does not end the call."""
+        """Waits for the result and returns it, or raises the error of the call.
+
+        timeout is in seconds; when it passes, TimedOutError names the ranks that have not answered, and the call goes on. With progress, shows how
+        many ranks have answered while it waits.
+        """
         _check.seconds("timeout", timeout, zero=True)
         deadline = None if timeout is None else time.monotonic() + timeout
         if progress:
@@ -606,14 +610,14 @@ class Future(Waitable, Sequence[RankFuture]):
         return value
 
     def _news(self) -> bool:
-        """Whether the workers may have another mesh since this call, and they were not asked."""
+        """Returns whether this call may have changed the workers' mesh and the workers have not been asked for it yet."""
         if self._told or not self._where[0]._learns_mesh():
             return False
         self._told = True
         return True
 
     def cancel(self) -> bool:
-        """Gives the call up; its workers are told. False: it was over."""
+        """Cancels the call and tells its workers. Returns False if the call was over."""
         if self._done or not self._token:
             return False
         self._where[0]._interrupted.update(self._plan.called())
@@ -624,12 +628,12 @@ class Future(Waitable, Sequence[RankFuture]):
         return isinstance(self._error, _errors.CancelledError)
 
     def progress(self) -> dict[int, bool]:
-        """By rank: whether it has answered."""
+        """Returns, by rank, whether the rank has answered."""
         self.done()
         return {r: self._done or r in self._answers for r in self._plan.called()}
 
     def _elements(self, count: int) -> list[ElementFuture]:
-        """A future for each of so many elements of the result."""
+        """Returns a future for each of the result's `count` elements."""
         return [ElementFuture(self, i, count) for i in range(count)]
 
     def _children(self) -> dict[int, RankFuture]:
@@ -642,7 +646,7 @@ class Future(Waitable, Sequence[RankFuture]):
         return self._ranks
 
     def __aiter__(self) -> AsyncIterator[Any]:
-        """The values of a generator method: `async for value in handle.method.remote(…)`."""
+        """Iterates over the values of a generator method: `async for value in handle.method.remote(…)`."""
         return self._aiter()
 
     async def _aiter(self) -> AsyncIterator[Any]:
@@ -681,12 +685,12 @@ class Future(Waitable, Sequence[RankFuture]):
 
 
 class Asked(Waitable):
-    """Something that was asked of the core, as a future: an order to a pipeline, a request through a router."""
+    """A request to the core as a future: an order to a pipeline, or a request through a router."""
 
     def __init__(self, core: _core.Core, op: str, *, read: Callable[[Any], Any] | None = None, codec: _codec.Codec | None = None, **fields: Any) -> None:
         super().__init__(core)
         self._op = op
-        self._read = read  # what the caller sees of the answer
+        self._read = read  # converts the answer to the caller's value
         self._codec = codec or _codec.Codec()
         self._value: Any = None
         self._error: _errors.Error | None = None
@@ -711,7 +715,7 @@ class Asked(Waitable):
         return self._value
 
     def now(self) -> Any:
-        """Waits for the answer. If the wait is interrupted, what was asked for is given up."""
+        """Waits for the answer. If the wait is interrupted, cancels the request."""
         try:
             return self.result()
         except BaseException:
@@ -720,7 +724,7 @@ class Asked(Waitable):
             raise
 
     def cancel(self) -> bool:
-        """Gives it up. False: it was over."""
+        """Cancels the request. Returns False if it was over."""
         if self._done:
             return False
         self._core.cancel(self._token)
@@ -734,7 +738,7 @@ class Asked(Waitable):
 
 
 class Gathered(Waitable):
-    """Futures that do not stand alone: waits for n of them."""
+    """A wait for `need` of several futures. close() removes it from them."""
 
     def __init__(self, futures: Sequence[Waitable], need: int) -> None:
         super().__init__(futures[0]._core)
@@ -756,7 +760,7 @@ class Gathered(Waitable):
 
 
 def _seconds(timeout: float | None) -> float | None:
-    """A timeout for messages: what is left of a deadline has digits that mean nothing."""
+    """Rounds a timeout for messages: the digits of a remaining time mean nothing."""
     return timeout if timeout is None else round(timeout, 3)
 
 
@@ -769,7 +773,11 @@ def _flatten(x: Any) -> list[Waitable]:
 
 
 def get(x: Any, timeout: float | None = None, *, progress: bool = False) -> Any:
-    """The result of a future, or of each in a nested list. The first failure is raised at once."""
+    """Waits for a future, or for each future of a nested list, and returns the results in the same structure.
+
+    The first failure is raised immediately. timeout is in seconds for all of them together; when it passes, TimedOutError is raised and the calls
+    go on. With progress, shows how many parts have completed.
+    """
     futures = _flatten(x)
     _check.seconds("timeout", timeout, zero=True)
     if not futures:
@@ -800,7 +808,7 @@ def _fail_fast(futures: list[Waitable], deadline: float | None, timeout: float |
 
 
 def _what_is_missing(left: Sequence[Any]) -> str:
-    """For the first of the calls that are not over, which ranks they wait for; a message has room for few."""
+    """Describes what the first two unfinished calls wait for; a message has no room for more."""
     calls = list({id(c): c for c in (f if isinstance(f, Future) else getattr(f, "parent", None) for f in left) if isinstance(c, Future)}.values())
     return "".join(f"; {c._what}{c._waits_for()}" for c in calls[:2])
 
@@ -812,7 +820,7 @@ def _results(x: Any, deadline: float | None) -> Any:
 
 
 def wait(futures: Iterable[Any], num_returns: int = 1, timeout: float | None = None) -> tuple[list[Any], list[Any]]:
-    """Waits until so many are over, or the timeout; those that are, at most so many, and the others."""
+    """Waits until num_returns futures are over or the timeout passes. Returns the futures that are over, at most num_returns, and all the others."""
     futures = list(futures)
     for f in futures:
         if not isinstance(f, Waitable):
@@ -830,7 +838,7 @@ def wait(futures: Iterable[Any], num_returns: int = 1, timeout: float | None = N
 
 
 def as_completed(futures: Iterable[Any], timeout: float | None = None) -> Iterator[Any]:
-    """The futures, as they end. One future of several ranks stands for its parts."""
+    """Yields the futures in the order in which they end. A future of several ranks can be passed itself: it is the sequence of its parts."""
     left = list(futures)
     _check.seconds("timeout", timeout, zero=True)
     deadline = None if timeout is None else time.monotonic() + timeout
@@ -847,7 +855,7 @@ def as_completed(futures: Iterable[Any], timeout: float | None = None) -> Iterat
 
 
 def _show_progress(futures: Sequence[Any], timeout: float | None) -> None:
-    """Waits, and shows how many parts have come: with tqdm if it is there, else on one line now and then."""
+    """Waits, and shows how many parts have completed: with tqdm if it is installed, otherwise as an occasional line on stderr."""
     parts = [c for f in futures for c in (f if isinstance(f, Future) else [f])]
     try:
         from tqdm import tqdm  # type: ignore[import-not-found,import-untyped,unused-ignore]
@@ -898,7 +906,7 @@ class _Line:
 
 
 def resolve(value: Any) -> Any:
-    """An argument that is a future, or a list with futures in it, as its value: of calls whose arguments are cut here."""
+    """Replaces a future, or a list with futures in it, by its value. It is for calls whose arguments this process splits."""
     if isinstance(value, Waitable):
         return value.result()
     if type(value) is list and any(isinstance(v, Waitable) for v in value):

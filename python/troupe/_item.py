@@ -1,4 +1,4 @@
-"""Items: what travels through a pipeline."""
+"""Items that travel through a pipeline."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 
 class Item:
-    """One thing that travels: a value, and what a stage goes by.
+    """One item of a pipeline: a value, and the attributes that stages use.
 
-    As an output, what is left out is that of the input: its key, group, priority and version; `to` names the stream where a
-    stage has several. An item that a stage or a take gives says also which attempt it is, whether it is stale, and where it was.
+    In an output, omitted attributes (key, group, priority, version) are those of the input. `to` names the stream if the stage has several
+    outputs. An item received from a stage or a take also has its attempt, whether it is stale, and its stream.
     """
 
     __slots__ = ("attempt", "group", "id", "key", "of", "priority", "stale", "stream", "to", "value", "version")
@@ -24,7 +24,7 @@ class Item:
         self.attempt, self.stale, self.stream = 0, False, ""
 
     def _fields(self) -> dict[str, Any]:
-        """What is set, as the wire calls it, without the value."""
+        """Returns the attributes that are set, under their wire names, without the value."""
         all_of_them = {"id": self.id, "key": self.key, "group": self.group, "of": self.of, "priority": self.priority}
         out = {name: value for name, value in all_of_them.items() if value}
         if self.version is not None:
@@ -44,14 +44,14 @@ class Item:
 
 
 def given(argument: Any) -> Any:
-    """What a stage's method is given: an item, or the list of a group's."""
+    """Converts the argument of a stage's method to an Item, or to a list of them for a group."""
     if isinstance(argument, list):
         return [Item._of(fields, fields.get("body")) for fields in argument]
     return Item._of(argument, argument.get("body"))
 
 
 def outputs(result: Any) -> list[dict[str, Any]]:
-    """What a stage's method returned, as the wire wants it: None is no output, a list is several, anything else is one."""
+    """Converts the result of a stage's method to wire format: None is no output, a list is several outputs, anything else is one."""
     if result is None:
         return []
     out = []

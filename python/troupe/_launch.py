@@ -1,4 +1,4 @@
-"""What a role of Python workers is made of: the spec for the core, and what its workers find in their configuration."""
+"""Builds the spec of a role of Python workers for the core, and the configuration that its workers read."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ from . import _check, _codec, _errors, _session
 from ._config import WorkerConfig, check, setting
 from ._resources import BundleOf, Reservation
 
-# Set for each worker, unless its role has own_variables: what it may see, and its place. It inherits none of them from its driver.
+# Variables that Troupe sets for each worker, unless its role has own_variables: visible devices, and the worker's rank and names. Workers do not
+# inherit them from their driver.
 WORKER_VARIABLES = (
     "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES",
     "NVIDIA_VISIBLE_DEVICES", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT",
     "CLUSTER_NAME", "WORKER_NAME",
 )  # fmt: skip
 _RENDEZVOUS = WORKER_VARIABLES[6:13]
-FORK_VARIABLES = ("TROUPE_FORK", "TROUPE_WARM")  # of a driver; the workers that create roles have them too
+FORK_VARIABLES = ("TROUPE_FORK", "TROUPE_WARM")  # variables of a driver that its workers get too, for the roles they create
 _NOT_INHERITED = {*WORKER_VARIABLES, "PYTHONUNBUFFERED"}
 
 
 def class_path(cls: type | str) -> str:
-    """A class as a name that people read."""
+    """Returns a readable name of a class."""
     if isinstance(cls, str):
         return cls
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def _name(cls: type | str) -> str:
-    """The class's own name, in the characters that names on the bus may have."""
+    """Returns the class's own name, restricted to the characters that the bus allows in names."""
     text = class_path(cls).rpartition(".")[2].replace("<locals>", "")
     return "".join(c if c.isalnum() or c in "_-" else "_" for c in text)[-64:] or "worker"
 
 
 def _by_value(cls: type) -> bool:
-    """Whether the class is the script's own, or was made inside a function, and cannot be imported."""
+    """Returns whether the class cannot be imported, because it is defined in the main script or inside a function."""
     module = sys.modules.get(cls.__module__)
     if cls.__module__ == "__main__" or module is None:
         return True
@@ -66,7 +67,7 @@ def _class_config(codec: _codec.Codec, cls: type | str) -> dict[str, Any]:
 
 
 def engine_config(codec: _codec.Codec, cls: type | str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """What an object is made from."""
+    """Returns the configuration from which a worker creates an object."""
     body = codec.encode([list(args), kwargs or None])
     return {"class": _class_config(codec, cls), "args": body if isinstance(body, bytes) else body.join()}
 
@@ -74,7 +75,7 @@ def engine_config(codec: _codec.Codec, cls: type | str, args: tuple[Any, ...], k
 def spec(
     session: _session.Session, name: str, cls: type | str, manager: Any, config: Any, args: tuple[Any, ...], kwargs: dict[str, Any], node: str
 ) -> dict[str, Any]:
-    """The role for the core."""
+    """Returns the spec of a role for the core."""
     if not isinstance(cls, (type, str)):
         raise _errors.InvalidError(f'worker_cls is of type {type(cls).__name__}; give a class, or "package.module.Class"')
     codec = session.codec(True)
@@ -82,7 +83,7 @@ def spec(
     check(config)
     mapping, world = get(config, "device_mapping", None), get(config, "world_size", None)
     chosen = get(config, "bundles", None)
-    places: list[str] = []  # the node of each worker, of bundles without devices
+    places: list[str] = []  # the node of each worker, for bundles without devices
     if chosen is not None or (isinstance(manager, Reservation) and mapping is None and world is None):
         if not isinstance(manager, Reservation) or mapping is not None:
             raise _errors.InvalidError(f"role {name!r}: bundles are those of a troupe.Reservation given as resource_manager, without a device_mapping")
@@ -122,7 +123,7 @@ def spec(
 
 
 def _resources(name: str, manager: Any, config: Any, world: int, devices: str | None, node: str) -> dict[str, Any]:
-    """The devices, CPUs and memory of the workers, and where they lie."""
+    """Returns the devices, CPUs and memory of the workers, and their placement."""
     bundle = _bundle(config, node)
     gpus = bundle.get("devices", 0)
     out: dict[str, Any] = {"strategy": setting(config, "strategy", "")}
@@ -145,7 +146,7 @@ def _resources(name: str, manager: Any, config: Any, world: int, devices: str | 
 
 
 def _bundle(config: Any, node: str) -> dict[str, Any]:
-    """What one worker asks for, as the core has it."""
+    """Returns the request of one worker, in the core's format."""
     asked = {
         "devices": _check.devices("num_gpus_per_worker", setting(config, "num_gpus_per_worker", 0)),
         "cpus": _check.thousandths("num_cpus_per_worker", setting(config, "num_cpus_per_worker", 0)),
@@ -161,7 +162,7 @@ def _asks_for_share(config: Any) -> bool:
 
 
 def _folder(session: _session.Session) -> dict[str, Any]:
-    """Where the workers run: in this process's folder, or in a copy of working_dir that is shipped once to each node."""
+    """Returns where the workers run: in this process's directory, or in a copy of working_dir that is shipped once to each node."""
     if session.working_dir is None:
         return {"dir": here()}
     folder = os.path.abspath(session.working_dir)
@@ -171,7 +172,7 @@ def _folder(session: _session.Session) -> dict[str, Any]:
 
 
 def warm_modules(config: Any) -> list[str]:
-    """The modules that a role's workers import before anything else, once for all workers of a node: those of the role, or of TROUPE_WARM."""
+    """Returns the modules that a role's workers import first, once for all workers of a node: those of the role, or of TROUPE_WARM."""
     named = setting(config, "warm", None)
     if named is None:
         named = [m.strip() for m in os.environ.get("TROUPE_WARM", "").split(",") if m.strip()]
@@ -179,21 +180,21 @@ def warm_modules(config: Any) -> list[str]:
 
 
 def fork_settings(modules: list[str], paths: list[str]) -> dict[str, Any]:
-    """Whether workers are forked from a process that has done their imports."""
+    """Returns the settings for workers that are forked from a process with the imports already done; empty with TROUPE_FORK=0."""
     if os.environ.get("TROUPE_FORK") == "0":
         return {}
     return {"fork": True, "warm": modules, "warm_path": paths if modules else []}
 
 
 def _mapping(mapping: Sequence[int] | str | None) -> str | None:
-    """A mapping in its textual form, which Go reads."""
+    """Returns a device mapping as text, which Go parses."""
     if mapping is None or isinstance(mapping, str):
         return mapping or None
     return str([int(d) for d in mapping]) if len(mapping) else None
 
 
 def _world(name: str, world: int | None, devices: str | None) -> int:
-    """How many workers; 0: as many as the mapping has devices for, which Go counts."""
+    """Returns the number of workers. 0 means as many as the mapping has devices for, which Go counts."""
     if world is not None:
         if int(world) < 1:
             raise _errors.InvalidError(f"role {name!r}: world_size {world} must be at least 1")
@@ -204,7 +205,7 @@ def _world(name: str, world: int | None, devices: str | None) -> int:
 
 
 def _environments(name: str, config: Any, world: int) -> dict[str, Any]:
-    """The environment that all ranks have, and where env is a sequence that of each rank."""
+    """Returns the environment shared by all ranks and, if env is a sequence, that of each rank."""
     given = setting(config, "env", None) or setting(config, "system_envs", None) or {}
     shared, of_ranks = (given, []) if isinstance(given, Mapping) else ({}, list(given))
     if of_ranks and world and len(of_ranks) != world:
@@ -230,7 +231,7 @@ def _check_environment(config: Any, env: Any) -> None:
 def _config(
     session: _session.Session, codec: _codec.Codec, name: str, cls: type | str, config: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
-    """What the worker host reads before anything else. It is msgpack without our types; what holds values is encoded apart."""
+    """Returns the configuration that the worker host reads first. It is plain msgpack; fields with other values are encoded separately."""
     settings = codec.encode(_plain_config(config))
     return {
         **engine_config(codec, cls, args, kwargs),
@@ -244,7 +245,7 @@ def _config(
 
 
 def _plain_config(config: Any) -> Any:
-    """Our own kind of configuration travels as its fields; another's as it is."""
+    """Returns a WorkerConfig as its fields, and any other configuration unchanged."""
     if type(config) is WorkerConfig:
         return {"troupe.WorkerConfig": dict(config.__dict__)}
     return config
@@ -261,17 +262,17 @@ def packed(value: dict[str, Any]) -> bytes:
 
 
 def inherited_environment() -> dict[str, str]:
-    """The driver's environment, without what is a worker's own."""
+    """Returns the driver's environment without the variables that each worker gets of its own."""
     return {k: v for k, v in os.environ.items() if k not in _NOT_INHERITED and not set_by_troupe(k)}
 
 
 def set_by_troupe(variable: str) -> bool:
-    """Whether Troupe gives its workers this variable itself."""
+    """Returns whether Troupe sets this variable for its workers itself."""
     return variable.startswith("TROUPE_") and not variable.startswith(("TROUPE_SHM", "TROUPE_DEVICE"))
 
 
 def here() -> str:
-    """The folder of this process."""
+    """Returns the working directory of this process."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -279,21 +280,21 @@ def here() -> str:
 
 
 def search_path() -> list[str]:
-    """Where this process finds modules; what is not there is not looked for elsewhere either."""
+    """Returns the existing directories in which this process finds modules, as absolute paths."""
     paths = [absolute for p in sys.path for absolute in _absolute(p)]
     return [p for p in dict.fromkeys(paths) if os.path.exists(p)]
 
 
 def _absolute(path: str) -> list[str]:
-    """An entry of sys.path as the folders that it means: a relative one where this process is, and where it was when it imported us."""
+    """Returns the absolute directories of a sys.path entry. A relative entry counts from the current directory and from the one at import time."""
     if os.path.isabs(path):
         return [path]
     return [os.path.normpath(os.path.join(folder, path)) for folder in dict.fromkeys((here(), _STARTED_IN))]
 
 
 def _python_path(inherited: str) -> str:
-    """The PYTHONPATH of a worker: the folder that holds this package, and the inherited one with absolute entries. An installed package
-    is left out: the worker's interpreter finds it anyway."""
+    """Returns the PYTHONPATH of a worker: the directory of this package, and the inherited entries as absolute paths. An installed package is
+    omitted, because the worker's interpreter finds it anyway."""
     paths = [absolute for p in inherited.split(os.pathsep) if p for absolute in _absolute(p) if os.path.exists(absolute)]
     if os.path.basename(_PACKAGE_IN) not in ("site-packages", "dist-packages"):
         paths.insert(0, _PACKAGE_IN)

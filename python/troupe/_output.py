@@ -1,4 +1,4 @@
-"""What workers print, in the driver's terminal or notebook: a thread that writes it to sys.stdout and sys.stderr."""
+"""Shows the output of workers in the driver's terminal or notebook: a thread writes it to sys.stdout and sys.stderr."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from . import _check, _core, _errors
 
 MODES = ("all", "errors", "none", "raw")
 _MARK, _STDERR = 0, 2  # kinds of records, as in output.go
-_END = 3.0  # seconds for the last lines to be written when a session ends
+_END = 3.0  # seconds for writing the last lines when a session ends
 
 
 def mode(value: Any, name: str = "output") -> str:
-    """One of the modes."""
+    """Checks an output mode."""
     if value not in MODES:
         hint = _check.suggestion(value, MODES) if isinstance(value, str) else ""
         raise _errors.InvalidError(f"{name}={value!r} is none of {', '.join(MODES)}{hint}")
@@ -23,7 +23,7 @@ def mode(value: Any, name: str = "output") -> str:
 
 
 def of_session(value: str | None) -> dict[str, Any]:
-    """The output of a session, for the core."""
+    """Returns the output settings of a session, for the core."""
     chosen = mode(value, "output") if value is not None else mode(os.environ.get("TROUPE_OUTPUT") or "all", "TROUPE_OUTPUT")
     terminal = _is_terminal(sys.stdout)
     return {"mode": chosen, "terminal": terminal, "color": terminal and not os.environ.get("NO_COLOR")}
@@ -32,12 +32,12 @@ def of_session(value: str | None) -> dict[str, Any]:
 def _is_terminal(stream: Any) -> bool:
     try:
         return bool(stream.isatty())
-    except (AttributeError, ValueError):  # None, or closed
+    except (AttributeError, ValueError):  # None, or a closed stream
         return False
 
 
 class Reader:
-    """The thread. It reads a pipe that the core writes to, and shares nothing with the threads that make calls."""
+    """The thread that reads the pipe to which the core writes. It shares nothing with the threads that make calls."""
 
     def __init__(self, core: _core.Core) -> None:
         self._fd: int = core.lib.troupe_output()
@@ -49,7 +49,7 @@ class Reader:
         threading.Thread(target=self._run, daemon=True, name="troupe-output").start()
 
     def join(self) -> None:
-        """Waits until what was printed before the end of the session has been written; not for a terminal that takes nothing."""
+        """Waits, for a few seconds at most, until the output from before the end of the session has been written."""
         self._ended.wait(_END)
 
     def _run(self) -> None:
@@ -61,7 +61,7 @@ class Reader:
                     return
                 data = self._read(length)
                 show(data, sys.stderr if kind == _STDERR else sys.stdout)
-        except OSError:  # the pipe is closed: this is a forked child, or the interpreter ends
+        except OSError:  # the pipe is closed: this is a forked child, or the interpreter is exiting
             return
         finally:
             self._ended.set()
@@ -78,7 +78,8 @@ class Reader:
 
 
 def show(data: bytes, out: Any) -> None:
-    """Writes to a stream of the driver, as bytes where they are no text in its encoding. A stream that fails is the user's to mend."""
+    """Writes to a stream of the driver; as raw bytes if the data is not valid text or the stream's encoding lacks a character. Errors of the stream
+    are ignored."""
     try:
         try:
             out.write(data.decode())

@@ -1,4 +1,4 @@
-"""One call of a cluster in which ranks have different arguments: what is the same for several ranks is encoded and published once."""
+"""Calls a cluster with different arguments for its ranks: arguments that several ranks share are encoded and published once."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 
 from ._cluster import Cluster, _by_reference, _settings_of
 
-_MOST_PLANS = 64  # ways to divide the ranks of one cluster that are kept; the core keeps a plan as long as the cluster
+_MOST_PLANS = 64  # cached divisions of one cluster's ranks; the core keeps a plan as long as the cluster
 
 
 def identity(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Equal for calls with the same objects as arguments. The objects must be alive while identities are compared."""
+    """Returns a key that is equal for calls with the same objects as arguments. The objects must stay alive while keys are compared."""
     return (*map(id, args), *((name, id(value)) for name, value in kwargs.items()))
 
 
 def send(cluster: Cluster, method: str, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]], *, blocking: bool = False, **settings: Any) -> Any:
-    """Calls every rank with arguments of its own, (args, kwargs) in the order of ranks. The result is a list, one answer a rank; with
-    blocking=False a future."""
+    """Calls every rank with its own arguments, (args, kwargs) in the order of ranks. Returns a list with one answer per rank, or with blocking=False
+    a future."""
     found: dict[tuple[Any, ...], list[int]] = {}
     for rank, (args, kwargs) in enumerate(calls):
         found.setdefault(identity(args, kwargs), []).append(rank)
@@ -27,7 +27,7 @@ def send(cluster: Cluster, method: str, calls: Sequence[tuple[tuple[Any, ...], d
     known = [key for key in cluster._plans if isinstance(key, tuple) and key[:1] == ("pieces",)]
     key = ("pieces", *map(tuple, pieces))
     if key not in cluster._plans:
-        if len(known) >= _MOST_PLANS:  # one part a rank is right for every division
+        if len(known) >= _MOST_PLANS:  # one part per rank fits every division
             pieces = [[rank] for rank in range(cluster.world_size)]
             key = ("pieces", *map(tuple, pieces))
         cluster._plans[key] = cluster._plans.get(key) or cluster._make_plan({"pieces": pieces, "collect": list(range(cluster.world_size))})

@@ -1,4 +1,4 @@
-"""Pipelines: items in durable streams, and stages that are methods of workers or functions. The engine is Go's; see docs/pipelines.md."""
+"""Pipelines: items in durable streams, and stages that are methods of workers or functions. The engine is in Go; see docs/pipelines.md."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from ._item import Item
 from ._session import Session
 
 _WHY_NOT = "an item may have been put by anybody and is never pickled"
-_SECONDS = {"age", "every", "timeout", "backoff", "remember"}  # a number there is seconds
-_LEAST = 0.25  # seconds that a take which does not want to wait may need for the answer
+_SECONDS = {"age", "every", "timeout", "backoff", "remember"}  # fields in which a number means seconds
+_LEAST = 0.25  # seconds that a take with a shorter timeout still allows for the answer
 
 Self = TypeVar("Self", bound="Held")
 
 
 class Held:
-    """Something that the core holds for us under a number. In a running event loop the
-    constructor does not block: `x = await Class(…)` and `async with Class(…) as x` wait without blocking the loop, and the first use
-    blocks it otherwise."""
+    """An object that the core keeps under a number. In a running event loop the constructor does not block: `x = await Class(…)` and `async with
+    Class(…) as x` wait without blocking the loop; otherwise the first use blocks it."""
 
     _session: Session
     _opening: Asked
@@ -63,19 +62,21 @@ class Held:
 
 
 def settle(asked: Asked, blocking: bool) -> Any:
-    """The result of what was asked, or the future itself."""
+    """Waits for a request and returns its result, or returns the future if not blocking."""
     return asked.now() if blocking else asked
 
 
 def warn_if_blocking(what: str, blocking: bool) -> None:
-    """Warns if a method blocks an event loop that serves calls."""
+    """Warns if a blocking method is called in an event loop that serves calls."""
     if blocking and _core.serving_loops:
         _core.warn_in_serving_loop(f"`await {what}(…, blocking=False)`")
 
 
 class Pipeline(Held):
-    """Streams, and stages between them. A pipeline that is made runs in this process until it is closed, and goes on where
-    it was if there was one of that name; `Pipeline.attach(name)` is one that runs anywhere.
+    """Streams, and the stages between them.
+
+    A pipeline created here runs in this process until it is closed. If a pipeline of that name has run before, it continues where that one
+    stopped. `Pipeline.attach(name)` gives access to a pipeline that runs in any process.
 
         def train(group):
             ...
@@ -91,11 +92,14 @@ class Pipeline(Held):
             p.put("prompts", "why?", key="p1")
             p.drain()
 
-    Streams and stages may be plain dicts too, with the fields of a file (docs/pipelines.md). replicas: how many servers of a NATS
-    cluster keep what is stored. grace: how long handlers may go on when it is closed. take_over: even if another process runs it.
+    Streams and stages may also be plain dicts with the fields of a pipeline file (docs/pipelines.md).
 
-    Every method blocks until it is done; with blocking=False it gives a future, to be awaited or asked for its result. In a
-    running event loop the pipeline itself is awaited too: `async with troupe.Pipeline(…) as p`.
+    - replicas: number of servers of a NATS cluster that store the data.
+    - grace: seconds that handlers may continue after the pipeline is closed.
+    - take_over: take the pipeline over even if another process runs it.
+
+    Every method blocks until it is done; with blocking=False it returns a future. In a running event loop, await the pipeline too: `async with
+    troupe.Pipeline(…) as p`.
     """
 
     def __init__(
@@ -122,7 +126,7 @@ class Pipeline(Held):
 
     @classmethod
     def attach(cls, name: str) -> Pipeline:
-        """A pipeline that runs, in this process or another."""
+        """Returns a pipeline that is running, in this process or another."""
         session = _session.current()
         pipeline = cls.__new__(cls)
         pipeline._name(session, name)
@@ -131,13 +135,13 @@ class Pipeline(Held):
 
     @staticmethod
     def check(name: str, streams: Mapping[str, Any], stages: Mapping[str, Any]) -> None:
-        """Raises InvalidError with everything that is wrong with the declaration. Nothing is started, and no head is needed."""
+        """Raises InvalidError with everything that is wrong with the declaration. Starts nothing and needs no head."""
         _core.get().ask("pipeline_check", pipeline={"text": _Declared(name, streams, stages).text()}).get()
 
     @staticmethod
     def remove(name: str, *, blocking: bool = True) -> Any:
-        """Removes what a pipeline that does not run has stored, with all that is in its streams and dead letters. Until then it
-        keeps its place on the head's disk."""
+        """Deletes everything that a pipeline which is not running has stored, including its streams and dead letters. Until then, the data stays on
+        the head's disk."""
         warn_if_blocking("troupe.Pipeline.remove", blocking)
         session = _session.current()
         return settle(Asked(session.core, "pipeline_remove", runtime=session.id, name=name), blocking)
@@ -159,13 +163,13 @@ class Pipeline(Held):
         self, stream: str, value: Any, *, key: str = "", group: str = "", of: int = 0, priority: int = 0, version: float | None = None,
         id: str = "", timeout: float | None = None, blocking: bool = True,
     ) -> Any:  # fmt: skip
-        """Stores an item. It waits while the stream is full, or raises BusyError, as the stream was declared. Without a
-        timeout it goes on through restarts of the head and of the pipeline."""
+        """Stores an item. If the stream is full, waits or raises BusyError, as the stream was declared. Without a timeout, waits even through
+        restarts of the head and of the pipeline."""
         item = Item(value, id=id, key=key, group=group, of=of, priority=priority, version=version)
         return self._put("put", stream, [item], timeout, blocking)
 
     def put_many(self, stream: str, items: Iterable[Any], *, timeout: float | None = None, blocking: bool = True) -> Any:
-        """Stores items, or plain values, in order."""
+        """Stores items or plain values, in order."""
         return self._put("put_many", stream, items, timeout, blocking)
 
     def _put(self, method: str, stream: str, items: Iterable[Any], timeout: float | None, blocking: bool) -> Any:
@@ -180,61 +184,62 @@ class Pipeline(Held):
         return body if isinstance(body, bytes) else body.join()
 
     def take(self, stream: str, count: int = 1, timeout: float | None = None, *, blocking: bool = True) -> Any:
-        """Up to count items out of a sink, when there is one at least; none, if none comes in time. They are dealt with."""
+        """Takes up to count items out of a sink and acknowledges them. Waits for the first one; returns an empty list if none arrives within timeout
+        seconds."""
         warn_if_blocking("pipeline.take", blocking)
         return settle(_Take(self, stream, count, timeout, keep=False), blocking)
 
     def taking(self, stream: str, count: int = 1, timeout: float | None = None) -> Taking:
-        """take for code that may fail, as a block (`with` or `async with`): the items are dealt with when it ends, and go back to
-        their sink if it raises. If this process dies they go back too; to a pipeline in another process within seconds."""
+        """Takes items for a block, `with` or `async with`, that may fail: they are acknowledged at its end, and return to their sink if it raises.
+        They also return if this process dies; if the pipeline runs in another process, within seconds."""
         return Taking(self, stream, count, timeout)
 
-    # Orders.
+    # Control.
 
     def stats(self, *, blocking: bool = True) -> Any:
-        """How it is: version, streams and stages by name, with the fields that `troupe pipeline top --json` has."""
+        """Returns the state: version, and streams and stages by name, with the fields of `troupe pipeline top --json`."""
         return self._verb("stats", blocking, _by_name)
 
     def pause(self, stage: str, *, blocking: bool = True) -> Any:
-        """Hands a stage nothing more; what it has goes on. It outlasts a restart."""
+        """Gives a stage no more items; items in progress continue. A pause outlasts a restart."""
         return self._verb("pause", blocking, stage=stage)
 
     def resume(self, stage: str, *, blocking: bool = True) -> Any:
-        """Hands the stage items again."""
+        """Gives a paused stage items again."""
         return self._verb("resume", blocking, stage=stage)
 
     def scale(self, stage: str, workers: int, *, blocking: bool = True) -> Any:
-        """Gives a stage so many workers: its role grows or shrinks, its function is run so many times at once."""
+        """Sets the number of workers of a stage: its role grows or shrinks, or its function runs that many times in parallel."""
         return self._verb("scale", blocking, stage=stage, workers=workers)
 
     def join(self, stage: str, cluster: Cluster, ranks: Sequence[int] = (), *, blocking: bool = True) -> Any:
-        """Gives a stage that runs here more workers: ranks of another cluster, all if none is named."""
+        """Adds workers to a stage that runs here: the given ranks of another cluster, or all of them."""
         return self._verb("join", blocking, stage=stage, cluster=cluster._open()._id, ranks=list(ranks))
 
     def leave(self, stage: str, cluster: Cluster, ranks: Sequence[int] = (), *, timeout: float | None = None, blocking: bool = True) -> Any:
-        """Takes ranks of a cluster out of a stage that runs here. They get nothing more, and finish what they have first."""
+        """Removes ranks of a cluster from a stage that runs here. They get no more items, and finish those that they have."""
         return self._verb("leave", blocking, stage=stage, cluster=cluster._open()._id, ranks=list(ranks), timeout=_positive(timeout))
 
     def abort(self, item: str, *, blocking: bool = True) -> Any:
-        """Ends an item by its id. Its handler is cancelled, or told by the stage's abort method, and may hand back what it has:
-        a function finds current_call().cancelled true, and what it returns then travels on."""
+        """Aborts an item by its id. Its handler is cancelled, or notified through the stage's abort method, and may return a partial result: a
+        function sees current_call().cancelled as true, and the value that it then returns continues downstream."""
         return self._verb("abort", blocking, item=item)
 
     def set_version(self, version: float, *, blocking: bool = True) -> Any:
-        """Sets the version that items are stamped with, and measured by. It only grows."""
+        """Sets the version that items are stamped with and compared to. It can only grow."""
         return self._verb("version", blocking, method="set_version", version=float(version))
 
     @property
     def version(self) -> float:
-        """The version now."""
+        """The current version."""
         return float(self._verb("stats")["version"])
 
     def drain(self, timeout: float | None = None, *, blocking: bool = True) -> Any:
-        """Takes nothing more in, and waits until everything has gone through: what is left lies in sinks and dead letters."""
+        """Accepts no more items, and waits until all have been processed. The items left are in sinks and dead letters."""
         return self._verb("drain", blocking, timeout=_positive(timeout))
 
     def dead(self, *, blocking: bool = True) -> Any:
-        """The dead letters, oldest first: seq, id, stage, stream, reason, attempts, failures (with their stacks), and value."""
+        """Returns the dead letters, oldest first: seq, id, stage, stream, reason, attempts, failures (with stack traces) and value."""
         return self._verb("dead", blocking, self._letters)
 
     def _letters(self, letters: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
@@ -246,21 +251,21 @@ class Pipeline(Held):
         return letters or []
 
     def retry_dead(self, *seqs: int, blocking: bool = True) -> Any:
-        """Puts dead letters back into their streams; without any named, all. Returns how many."""
+        """Puts dead letters back into their streams; without arguments, all of them. Returns their number."""
         return self._verb("dead_retry", blocking, method="retry_dead", seqs=list(seqs), all=not seqs)
 
     def drop_dead(self, *seqs: int, blocking: bool = True) -> Any:
-        """Removes dead letters; without any named, all. Returns how many."""
+        """Deletes dead letters; without arguments, all of them. Returns their number."""
         return self._verb("dead_drop", blocking, method="drop_dead", seqs=list(seqs), all=not seqs)
 
-    # The end.
+    # Shutdown.
 
     def shutdown(self, *, blocking: bool = True) -> Any:
-        """Ends the pipeline wherever it runs: what is in hand is finished or back in its stream."""
+        """Stops the pipeline wherever it runs. Items in progress are finished or returned to their streams."""
         return self._verb("shutdown", blocking)
 
     def close(self, *, blocking: bool = True) -> Any:
-        """Ends a pipeline that runs here, and lets go of one that runs elsewhere. It may be called more than once."""
+        """Stops a pipeline that runs here, or detaches from one that runs elsewhere. Repeated calls have no effect."""
         if blocking and self._session.closed:
             return None
         return self._ask("pipeline_close", "close", blocking)
@@ -270,7 +275,7 @@ class Pipeline(Held):
 
 
 class _Take(Asked):
-    """Items on their way out of a sink. Unless they are kept they are dealt with by the time it is over."""
+    """A request for items out of a sink. Without keep, the items are acknowledged before it completes."""
 
     def __init__(self, pipeline: Pipeline, stream: str, count: int, timeout: float | None, *, keep: bool) -> None:
         if count < 1:
@@ -299,7 +304,7 @@ class _Take(Asked):
         self._value = [Item._of(fields, decode(bytearray(fields["body"]))) for fields in got["items"] or []]
 
     def ended(self, done: bool) -> Asked:
-        """Says that the items are dealt with, or to go back."""
+        """Acknowledges the items, or returns them to their sink."""
         return Asked(self._core, "pipeline_taken", pipeline={"id": self._pipeline._id, "loan": self.loan, "done": done})
 
     def _dealt(self, asked: Asked) -> None:
@@ -308,7 +313,7 @@ class _Take(Asked):
 
 
 class Taking:
-    """Items out of a sink, for the time of a block."""
+    """A block that takes items out of a sink."""
 
     def __init__(self, pipeline: Pipeline, stream: str, count: int, timeout: float | None) -> None:
         self._pipeline, self._stream, self._count, self._timeout = pipeline, stream, count, timeout
@@ -347,18 +352,18 @@ def _positive(timeout: float | None) -> float | None:
 
 
 class _Declared:
-    """A pipeline as a file has it, and what a file cannot have: clusters and functions."""
+    """A pipeline's declaration in the form of a file, and what a file cannot express: clusters and functions."""
 
     def __init__(self, name: str, streams: Mapping[str, Any], stages: Mapping[str, Any], replicas: int = 1) -> None:
         self.name = name
         self._replicas = replicas
-        self.functions: dict[str, Any] = {}  # by stage
-        self._roles: dict[str, Cluster | str] = {}  # by name
+        self.functions: dict[str, Any] = {}  # functions by stage
+        self._roles: dict[str, Cluster | str] = {}  # clusters, or their names, by name
         self._streams = {stream: _plain(fields or {}) for stream, fields in streams.items()}
         self._stages = {stage: _plain(self._stage(stage, fields)) for stage, fields in stages.items()}
 
     def _stage(self, name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """A stage with its role by name."""
+        """Returns a stage with its role replaced by the role's name."""
         out = dict(fields)
         work, role = out.pop("function", None), fields.get("role")
         if work is not None:
@@ -367,7 +372,7 @@ class _Declared:
             self.functions[name] = work
             return {**out, "role": _function(name)}
         if role is None:
-            return out  # what is missing is said with everything else
+            return out  # the check of the whole declaration reports the missing role
         title = role.name if isinstance(role, Cluster) else str(role)
         known = self._roles.get(title)
         if isinstance(role, Cluster) and isinstance(known, Cluster) and known != role:
@@ -377,7 +382,7 @@ class _Declared:
         return {**out, "role": title}
 
     def clusters(self) -> dict[str, Cluster]:
-        """The clusters of the stages; those that are known by name are attached to."""
+        """Returns the clusters of the stages, and attaches to those given by name."""
         return {name: role if isinstance(role, Cluster) else Cluster.attach(role) for name, role in self._roles.items()}
 
     def text(self) -> str:
@@ -387,12 +392,12 @@ class _Declared:
 
 
 def _function(stage: str) -> str:
-    """The role that represents a stage's function; its name is unique."""
+    """Returns the name of the role that represents a stage's function. It is unique."""
     return f"function-of-{stage}"
 
 
 def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields as a file has them: numbers become times where those are wanted."""
+    """Converts fields to the form of a file: numbers become durations where a duration is expected."""
     out: dict[str, Any] = {}
     for name, value in fields.items():
         if isinstance(value, Mapping):

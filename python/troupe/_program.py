@@ -1,4 +1,4 @@
-"""The command line: `troupe` is the Go program that the package carries."""
+"""The command `troupe`: runs the Go program that the package contains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""References: values that stay where they are until code asks for them. The core counts them and fetches what they refer to."""
+"""References to values that stay where they are until code asks for them. The core counts references and fetches the values."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from . import _check, _codec, _core, _error_transfer, _errors, _future, _session
 from ._core import FAILED, NONE
 from ._future import Pull, Waitable
 
-_READY = 1  # of troupe_get: only whether the value is there
+_READY = 1  # flag of troupe_get: report that the value exists, without fetching it
 _PUT_FAILED = 1
-_MOST = 8 << 10  # bytes of the list of references in one value; see wire.MaxReferences
+_MOST = 8 << 10  # bytes of the list of references inside one value; see wire.MaxReferences
 
 
 class Reference(Waitable):
-    """A value of this or another process: of `put`, or the result of a call that some process made.
+    """A reference to a value of this or another process, created by `put` or by a call.
 
-    result() and await fetch the value. As an argument of a call the reference is replaced by its value; inside one it arrives as a
-    reference. The owner keeps the value until no process has a reference to it.
+    result() and await fetch the value. A reference passed as an argument of a call is replaced by its value; a reference inside an argument
+    arrives as a reference. The owner keeps the value until no process has a reference to it.
     """
 
     def __init__(self, session: _session.Session, owner: str, number: int) -> None:
-        """One use of the reference belongs to the new object."""
+        """Takes over one count of the reference, which __del__ gives back."""
         super().__init__(session.core)
         self._session = session
         self._owner = owner
         self._number = number
         self._error: _errors.Error | None = None
-        self._watching = 0  # the token of the request that tells when the value is there
+        self._watching = 0  # token of the request that reports when the value exists
         self._pull: Pull | None = None
-        self._codec: _codec.Codec | None = None  # of the caller it came from; None: of this process and its workers
+        self._codec: _codec.Codec | None = None  # codec of the caller that sent the reference; None: that of this process and its workers
         self._pid = os.getpid()
 
     @classmethod
     def received(cls, owner: str, number: int) -> Reference:
-        """Another use of a reference, for one that was received or copied."""
+        """Returns a new object for a reference that was decoded or copied, and increments its reference count."""
         session = _session.current(start=False)
         session.core.check()
         session.core.lib.troupe_count(session.id, owner.encode(), number, 1)
@@ -50,12 +50,12 @@ class Reference(Waitable):
         try:
             if self._pid == os.getpid():
                 self._core.lib.troupe_count(self._session.id, self._owner.encode(), self._number, -1)
-        except Exception:  # the interpreter ends, or __init__ failed
+        except Exception:  # the interpreter is exiting, or __init__ failed
             pass
 
     @property
     def id(self) -> str:
-        """The name of the value, in hexadecimal digits."""
+        """The identifier of the value, in hexadecimal digits."""
         return f"{self._owner.encode().hex()}{self._number:016x}"
 
     def hex(self) -> str:
@@ -64,7 +64,7 @@ class Reference(Waitable):
     # Waiting.
 
     def deliver(self, kind: int, flags: int, rank: int, body: Any) -> None:
-        """The value is there, or will never be."""
+        """Records that the value exists, or that it never will."""
         if flags & FAILED:
             self._error = _error_transfer.rebuild(_errors.from_body(body), self._values())
         self._finish()
@@ -77,7 +77,7 @@ class Reference(Waitable):
         return int(self._core.lib.troupe_get(token, self._session.id, self._owner.encode(), self._number, how))
 
     def done(self) -> bool:
-        """Whether the value is there, or its call failed. The first call asks the owner, and does not wait for the answer."""
+        """Returns whether the value exists or its call has failed. The first call asks the owner and does not wait for the answer."""
         self._watch()
         return super().done()
 
@@ -86,7 +86,7 @@ class Reference(Waitable):
         return super()._wait(timeout)
 
     def result(self, timeout: float | None = None) -> Any:
-        """Waits for the value and fetches it, anew each time; or raises what went wrong."""
+        """Waits for the value and fetches it, or raises the error of its call. Each call fetches the value again."""
         _check.seconds("timeout", timeout, zero=True)
         pull = self._start()
         try:
@@ -98,7 +98,7 @@ class Reference(Waitable):
         return self._read(pull)
 
     def _values(self) -> _codec.Codec:
-        """How the value is read: one that came from a caller without the right to send pickles has none."""
+        """Returns the codec that decodes the value. References received from a caller that may not send pickles keep that caller's codec."""
         if self._codec is None:
             self._codec = self._session.codec(True)
         return self._codec
@@ -140,7 +140,7 @@ class Reference(Waitable):
         return self._read(pull)
 
     def cancel(self) -> bool:
-        """A reference has no call to cancel; cancel the future of the call."""
+        """Returns False: a reference has no call to cancel. Cancel the future of the call instead."""
         return False
 
     def cancelled(self) -> bool:
@@ -153,7 +153,7 @@ class Reference(Waitable):
 
     def __reduce__(self) -> Any:
         if not _codec.note_pickled(self):
-            _pinned.append(self)  # pickled by other code: the last read of that pickle is unknown
+            _pinned.append(self)  # user code pickled the reference and may unpickle it at any time, so it is never released
         return _unpickled, (self._owner, self._number)
 
     def __copy__(self) -> Reference:
@@ -180,7 +180,7 @@ def _unpickled(owner: str, number: int) -> Reference:
 
 
 def names_of(refs: Sequence[Any]) -> bytes:
-    """A list of references as the core takes it: each owner, and its numbers."""
+    """Encodes a list of references for the core: each owner, followed by its numbers."""
     names: list[Any] = []
     owner = None
     for ref in refs:
@@ -198,7 +198,7 @@ def names_of(refs: Sequence[Any]) -> bytes:
 
 
 def read_names(names: bytes) -> list[tuple[str, int]]:
-    """Owner and number of each reference in a list of the core."""
+    """Decodes the core's list of references to pairs of owner and number."""
     out = []
     owner = ""
     for name in msgpack.unpackb(names):
@@ -218,14 +218,17 @@ _core.Core.adopt = staticmethod(_adopt)
 
 
 def counts() -> dict[str, int]:
-    """How many values this process owns, how many of other processes it refers to, and how many bytes of results it keeps for others."""
+    """Returns how many values this process owns, how many values of others it refers to, and how many bytes of results it keeps for others."""
     session = _session.current(start=False)
     found: dict[str, int] = session.core.ask("references", runtime=session.id).get()
     return found
 
 
 def put(value: Any) -> Reference:
-    """Keeps a value in this process and gives a reference to it, to be passed to workers: they fetch it from here, once each."""
+    """Stores a value in this process and returns a reference to it.
+
+    Pass the reference to calls: each worker fetches the value from this process once. The value is kept until no process has a reference to it.
+    """
     if isinstance(value, Waitable):
         raise _errors.InvalidError("put takes a value; a future or a reference is a reference already")
     session = _session.current()
@@ -235,7 +238,7 @@ def put(value: Any) -> Reference:
 
 
 def put_body(session: _session.Session, body: Any, inside: Sequence[Any] | None, how: int = 0) -> Reference:
-    """Keeps an encoded value, or with how=1 an error."""
+    """Stores an encoded value, or with how=1 an encoded error, and returns a reference to it."""
     core = session.core
     core.check()
     names = names_of(inside) if inside else b""

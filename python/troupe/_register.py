@@ -1,4 +1,4 @@
-"""How methods say what happens to their calls: @register, Dispatch, Execute."""
+"""@register, Dispatch and Execute: how a worker's method declares the handling of its calls."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Dispatch(str, enum.Enum):
 
 
 class Execute(str, enum.Enum):
-    """The ranks that run a method whose dispatch mode does not name them."""
+    """The ranks that run a method whose dispatch mode does not specify them."""
 
     ALL = "ALL"
     RANK_ZERO = "RANK_ZERO"
 
 
 class Scatter:
-    """Marks a list with one element a rank (or, in the DP modes, one a data-parallel rank): each gets its own."""
+    """Marks a list with one element per rank, or, in the DP modes, per data-parallel rank. Each rank gets its own element."""
 
     __slots__ = ("values",)
 
@@ -40,7 +40,7 @@ class Scatter:
 
 
 class Broadcast:
-    """Marks an argument that every called rank gets as it is, also where its type would be cut."""
+    """Marks an argument that every called rank gets unchanged, even if its type would be split."""
 
     __slots__ = ("value",)
 
@@ -49,7 +49,7 @@ class Broadcast:
 
 
 class Split:
-    """Marks an argument that is cut along its first axis."""
+    """Marks an argument that is split along its first axis."""
 
     __slots__ = ("value",)
 
@@ -66,12 +66,15 @@ def register(
     replay: bool = False,
     share: bool = False,
 ) -> Callable[[F], F]:
-    """Makes a method of a worker one of the cluster's.
+    """Makes a worker's method a method of its cluster.
 
-    lane="control" lets it run while others do, on a thread of its own: for status and abort. concurrency=n lets n of its
-    calls run at once, on threads. replay=True has a restarted worker called with the arguments of the last successful call before it
-    takes others: for methods that set a worker up, such as initialize. share=True: tensors on a device that the method returns are
-    not copied; the class does not write to them until the callers have taken or dropped them.
+    - dispatch_mode, execute_mode: which ranks are called and how arguments are split; see Dispatch and Execute.
+    - lane="control": the method runs beside others, on a thread of its own. Use it for status and abort.
+    - concurrency=n: n calls of the method run at once, on threads.
+    - replay=True: a restarted worker is first called with the arguments of the last successful call. Use it for methods that set up a worker, such
+      as initialize.
+    - share=True: device tensors that the method returns are not copied. The class must not write to them until the callers have taken or dropped
+      them.
     """
     try:
         mode = Dispatch(dispatch_mode)
@@ -96,7 +99,7 @@ def register(
 
 
 def marks_of(cls: type) -> dict[str, dict[str, Any]]:
-    """The registered methods of a class: of its base classes too, unless it overrides them without a mark."""
+    """Returns the marks of a class's registered methods. An override without a mark inherits that of the base class."""
     out = {}
     for name in dir(cls):
         if name.startswith("_"):

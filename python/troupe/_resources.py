@@ -1,4 +1,4 @@
-"""A reservation of nodes, for clusters that share them."""
+"""Reservations of nodes and bundles, for clusters that share them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ._config import STRATEGIES
 
 
 class ResourceManager:
-    """One reservation of whole nodes. Clusters on it share a device wherever their mappings overlap."""
+    """A reservation of whole nodes. Clusters on it share a device wherever their mappings overlap. wait: seconds to wait in the queue."""
 
     def __init__(self, num_gpus_per_node: int = 0, num_nodes: int = 1, *, wait: float = 0.0) -> None:
         _check.integer("num_gpus_per_node", num_gpus_per_node)
@@ -32,7 +32,7 @@ class ResourceManager:
         return self.num_gpus_per_node * self.num_nodes
 
     def destroy(self) -> None:
-        """Gives the nodes back. Clusters on them must be shut down before."""
+        """Releases the nodes. Shut down the clusters on them first."""
         if self.id and not self._session.closed:
             self._session.core.ask("unreserve", name=self.id).get()
             self.id = ""
@@ -45,12 +45,16 @@ class ResourceManager:
 
 
 class Reservation:
-    """Bundles of resources, held together: all or none. A cluster with it as resource_manager has one worker for each bundle, or for
-    those that WorkerConfig(bundles=[0, 2]) chooses; actor(…, reservation=r, bundle=0) takes a part of one, or all of it.
+    """Bundles of resources, reserved together: all or none.
 
-    bundles: a dict for each, with GPU (0.5 is a share of a device), CPU, memory (bytes, or "4GiB") and resources that nodes declare by
-    name. strategy: PACK, SPREAD, STRICT_PACK, STRICT_SPREAD. name: of the run; Reservation.attach(name) finds it. wait: seconds in the
-    queue; with 0, what is not free now is an error.
+    A cluster with a Reservation as its resource_manager has one worker for each bundle, or for each that WorkerConfig(bundles=[0, 2]) selects.
+    actor(…, reservation=r, bundle=0) takes a part of a bundle, or all of it.
+
+    - bundles: a dict for each bundle, with GPU (0.5 is a share of a device), CPU, memory (bytes, or "4GiB") and resources that nodes declare by
+      name.
+    - strategy: PACK, SPREAD, STRICT_PACK or STRICT_SPREAD.
+    - name: a name within the run, by which Reservation.attach(name) finds it.
+    - wait: seconds to wait in the queue. With 0, resources that are not free now are an error.
     """
 
     def __init__(self, bundles: Sequence[Mapping[str, Any]], *, strategy: str = "PACK", name: str | None = None, wait: float = 0.0) -> None:
@@ -70,12 +74,12 @@ class Reservation:
 
     def _take(self, got: dict[str, Any]) -> None:
         self.id: str = got["id"]
-        self.nodes: list[str] = got["nodes"] or []  # of each bundle
+        self.nodes: list[str] = got["nodes"] or []  # the node of each bundle
         self._devices: list[list[int]] = [list(d or []) for d in got["devices"] or []]
 
     @classmethod
     def attach(cls, name: str) -> Reservation:
-        """The reservation of that name in this run, which another process holds; NotFoundError if there is none."""
+        """Returns the reservation of that name in this run, which another process holds. Raises NotFoundError if there is none."""
         session = _session.current()
         got = session.core.ask("reservation", runtime=session.id, name=_id(session.namespace, _check.text("name", name))).get()
         made = cls.__new__(cls)
@@ -85,7 +89,7 @@ class Reservation:
         return made
 
     def _indices(self, chosen: Sequence[int] | None) -> list[int]:
-        """The bundles that are chosen, of all."""
+        """Checks the chosen indices of bundles; None selects all bundles."""
         indices = list(range(len(self.bundles))) if chosen is None else [_check.integer("bundles", i) for i in chosen]
         for i in indices:
             if i >= len(self.bundles):
@@ -98,7 +102,7 @@ class Reservation:
         return any(_bundle(i, self.bundles[i]).get("devices", 0) % 1000 for i in indices)
 
     def _devices_of(self, chosen: list[int]) -> tuple[list[int] | None, list[str]]:
-        """The devices of bundles as a device mapping counts them; of bundles without devices, the node of each."""
+        """Returns the devices of bundles, as a device mapping counts them; for bundles without devices, the node of each instead."""
         if self._has_share(chosen):
             raise _errors.InvalidError(
                 f"bundles {chosen} have shares of devices: a role has one worker on such a bundle; make a role or an actor for each, actor(…, reservation=r, bundle={chosen[0]})"
@@ -113,7 +117,7 @@ class Reservation:
         return [order.index(self.nodes[i]) * per_node + d for i in chosen for d in self._devices[i]], []
 
     def release(self) -> None:
-        """Gives the bundles back. Clusters on them must be shut down before. It may be called more than once."""
+        """Releases the bundles. Shut down the clusters on them first. Repeated calls have no effect."""
         if not self._owned:
             raise _errors.InvalidError(f"reservation {self.name} is held by another process, which releases it; `troupe release {self.id}` does too")
         if self.id and not self._session.closed:
@@ -141,7 +145,7 @@ class BundleOf:
         self.index = None if index is None else reservation._indices([index])[0]
 
     def _request(self, role: str, world: int, asked: dict[str, Any]) -> dict[str, Any]:
-        """The part of a role's request that says what its worker takes and from which bundle."""
+        """Returns the part of a role's request that specifies the worker's resources and the bundle they come from."""
         if world != 1:
             raise _errors.InvalidError(f"role {role!r}: world_size is {world}, and one worker takes a part of one bundle")
         if not asked and self.index is None:
@@ -152,19 +156,19 @@ class BundleOf:
 
 
 def _id(namespace: str, name: str) -> str:
-    """The id of a reservation by its name. All runs on a head share the ids, so that the namespace is part of it unless it is the default."""
+    """Returns the id of a reservation by its name. All runs on a head share the ids, so the namespace is part of it, unless it is the default."""
     if not name or namespace == "default":
         return name
     full = f"{namespace}-{name}"
     if len(full) <= 64:
         return full
-    import hashlib  # here: workers import this module and need none of it
+    import hashlib  # imported here, because workers import this module and do not need hashlib
 
     return f"{name[:40]}-{hashlib.sha256(full.encode()).hexdigest()[:16]}"
 
 
 def _bundle(i: int, given: Mapping[str, Any]) -> dict[str, Any]:
-    """A bundle for the core."""
+    """Converts a bundle to the core's format."""
     known = {"GPU": ("devices", _check.devices), "CPU": ("cpus", _check.thousandths), "memory": ("memory", _check.memory)}
     made: dict[str, Any] = {known[name][0]: known[name][1](f"bundles[{i}][{name!r}]", given[name]) for name in known if name in given}
     others = {name: given[name] for name in given if name not in known}
@@ -177,7 +181,7 @@ def _bundle(i: int, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unpacked(bundle: dict[str, Any]) -> dict[str, Any]:
-    """A bundle of the core as it was given."""
+    """Converts a bundle from the core's format to that of the constructor."""
     amounts = {"GPU": bundle.get("devices", 0) / 1000, "CPU": bundle.get("cpus", 0) / 1000, "memory": bundle.get("memory", 0)}
     amounts |= {name: amount / 1000 for name, amount in (bundle.get("resources") or {}).items()}
     return {name: amount for name, amount in amounts.items() if amount}

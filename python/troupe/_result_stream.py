@@ -1,7 +1,7 @@
 """Streams: the values of a generator method, pulled by the caller.
 
-The worker keeps the generator; each pull is a call that advances it by one value. A few pulls are under way at a time, so the worker
-is at most so many values ahead of the consumer: that is the backpressure. Closing the stream cancels its pulls and closes the generator.
+The worker keeps the generator; each pull is a call that advances it by one value. A few pulls are under way at a time, so the worker is at most
+that many values ahead of the consumer, which provides backpressure. Closing the stream cancels its pulls and closes the generator.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 
 from . import _codec, _core, _errors
 
-AHEAD = 4  # pulls under way
-MOST_STREAMS = 1024  # open streams of one worker; beyond, the one that was idle longest is closed
+AHEAD = 4  # number of pulls under way
+MOST_STREAMS = 1024  # open streams of one worker; above it, the one idle longest is closed
 NEXT, CLOSE = "stream-next", "stream-close"  # names that no Python method can have
 
 
 class StreamReference(_codec.Walked):
-    """A stream as the answer of a generator method: its number in the worker, and the method that advances it."""
+    """The answer of a generator method: the number of the stream in the worker, and the method that advances it."""
 
     __slots__ = ("method", "number")
 
@@ -35,10 +35,10 @@ _codec.set_decoder(_codec.STREAM, lambda codec, value: StreamReference(*value))
 
 
 class OpenStreams:
-    """The generators of one served object that callers pull."""
+    """The generators of one served object that callers pull from."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the fields below
         self._numbers = itertools.count(1)
         self._open: OrderedDict[int, tuple[Any, Any]] = OrderedDict()  # by number: the generator and the lock of its pulls; idle longest first
 
@@ -67,7 +67,7 @@ class OpenStreams:
     # The methods of a sync object.
 
     def next(self, number: int) -> list[Any]:
-        """[True, value], or [False, None] at the end."""
+        """Returns [True, value], or [False, None] at the end."""
         generator, lock = self.find(number)
         with lock:
             try:
@@ -110,19 +110,19 @@ def _close_quietly(generator: Any) -> None:
     try:
         generator.close()
     except ValueError:
-        pass  # it is running, and ends with its next value: nothing refers to it any more
+        pass  # the generator is running, and is freed after its next value, because nothing refers to it
 
 
 class ResultStream(Iterator[Any], AsyncIterator[Any]):
-    """The values that a generator method yields, as they come: `for value in handle.method(…)`, and `async for`. It is closed at its
-    end, by close(), by leaving it as a context manager, and when nothing refers to it any more."""
+    """Iterates over the values of a generator method as they arrive: `for value in handle.method(…)`, or `async for`. It closes at its end, by
+    close(), at the end of a `with` block, and when nothing refers to it."""
 
     def __init__(self, handle: Any, reference: StreamReference, engine: str = "") -> None:
         self._handle = handle  # the worker
         self._number = reference.number
         options = {"engine": engine} if engine else {}
         self._next, self._close = handle[reference.method].options(**options), handle[CLOSE].options(**options)
-        self._ahead = AHEAD if reference.method == NEXT else 1  # on a lane with several threads, pulls may overtake each other
+        self._ahead = AHEAD if reference.method == NEXT else 1  # on a lane with several threads, pulls could overtake each other
         self._pulls: deque[Any] = deque()  # futures, oldest first
         self._over = False
 
@@ -145,7 +145,7 @@ class ResultStream(Iterator[Any], AsyncIterator[Any]):
         return self.next()
 
     def next(self, timeout: float | None = None) -> Any:
-        """The next value; StopIteration at the end, TimedOutError after the timeout, after which it can be asked for again."""
+        """Returns the next value. Raises StopIteration at the end, and TimedOutError after timeout seconds; it can then be called again."""
         if self._over:
             raise StopIteration
         pull = self._pull()
@@ -184,7 +184,7 @@ class ResultStream(Iterator[Any], AsyncIterator[Any]):
         self._handle.cluster._interrupted.discard(self._handle.rank)
 
     def close(self) -> None:
-        """Ends the stream: what is under way is cancelled, and the worker closes the generator. It may be called more than once."""
+        """Closes the stream: cancels the pulls under way and makes the worker close the generator. Repeated calls have no effect."""
         if self._over:
             return
         self._end()

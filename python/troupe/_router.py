@@ -1,4 +1,4 @@
-"""Routers: requests over the ranks of clusters, by credits. The work is Go's; see docs/pipelines.md."""
+"""Routers: distribute requests over the ranks of clusters, by credits. The engine is in Go; see docs/pipelines.md."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ._pipeline import Held, settle, warn_if_blocking
 
 
 class Request(Asked):
-    """A request under way: a future, which can be aborted too."""
+    """A request under way: a future that can also be aborted."""
 
     def __init__(self, router: Router, id: str, **fields: Any) -> None:
         self._router = router
@@ -24,23 +24,24 @@ class Request(Asked):
         )  # fmt: skip
 
     def abort(self, *, blocking: bool = True) -> Any:
-        """Ends the request: its result is then what the rank has so far, if the router has an abort method."""
+        """Aborts the request. If the router has an abort method, the result is then what the rank has produced so far."""
         return self._router.abort(self.id, blocking=blocking)
 
 
 class Router(Held):
-    """Requests over the ranks of clusters: each goes to the least loaded rank, or to the one that has its key.
+    """Distributes requests over the ranks of clusters: each goes to the least loaded rank, or to the rank that has its key.
 
         router = troupe.Router(engines, method="generate", credits=16, sticky=True)
         text = router.call(prompt, key="session-1")
         futures = [router.call(p, blocking=False) for p in prompts]
 
-    credits: how many requests one rank may have at once. waiting: how many may wait for a rank; beyond, a request is a
-    BusyError. sticky: requests of one key go to the same rank while it is there. abort: a method in the control lane that is
-    given the id of a request and has the method, which was told the id too, answer with what it has; without one, an aborted
-    request is cancelled.
+    - credits: number of requests that one rank may have at once.
+    - waiting: number of requests that may wait for a rank; further ones raise BusyError.
+    - sticky: requests with the same key go to the same rank while it is available.
+    - abort: a method in the control lane. It gets the id of a request, which the request's method got too, and makes that method return what it
+      has. Without it, an aborted request is cancelled.
 
-    Every method blocks until it is done; with blocking=False it gives a future, to be awaited or asked for its result.
+    Every method blocks until it is done; with blocking=False it returns a future.
     """
 
     def __init__(
@@ -69,9 +70,13 @@ class Router(Held):
     def call(
         self, *args: Any, key: str = "", id: str = "", again: bool = False, timeout: float | None = None, blocking: bool = True, **kwargs: Any
     ) -> Any:  # fmt: skip
-        """Sends a request to a rank. key: whose rank it is, for a sticky router. id: its name for abort; one is made up if none is
-        given. again: send it to another rank if the one that has it dies; without, that is a WorkerLostError. timeout: seconds, the
-        wait for a rank included."""
+        """Sends a request to a rank and returns its result.
+
+        - key: selects the rank, in a sticky router.
+        - id: names the request for abort; generated if omitted.
+        - again: send the request to another rank if its rank dies. Otherwise that raises WorkerLostError.
+        - timeout: seconds, including the wait for a rank.
+        """
         warn_if_blocking("router.call", blocking)
         _check.seconds("timeout", timeout)
         body = self._codec.encode([[resolve(a) for a in args], {n: resolve(v) for n, v in kwargs.items()} or None])
@@ -82,39 +87,39 @@ class Router(Held):
         return settle(Request(self, id or os.urandom(8).hex(), **fields), blocking)
 
     def abort(self, id: str, *, blocking: bool = True) -> Any:
-        """Ends a request by its id; see Router."""
+        """Aborts a request by its id; see Router."""
         return self._verb("abort", blocking, request=id)
 
     # Ranks.
 
     def join(self, cluster: Cluster, ranks: Sequence[int] = (), *, blocking: bool = True) -> Any:
-        """Adds ranks of a cluster, all of them if none is named."""
+        """Adds ranks of a cluster; without ranks, all of them."""
         return self._verb("join", blocking, cluster=cluster._open()._id, ranks=list(ranks))
 
     def leave(self, cluster: Cluster, ranks: Sequence[int] = (), *, timeout: float | None = None, blocking: bool = True) -> Any:
-        """Takes ranks out, all of the cluster's if none is named: they get nothing more, and answer what they have first."""
+        """Removes ranks of a cluster; without ranks, all of them. They get no more requests, and finish those that they have."""
         return self._verb("leave", blocking, cluster=cluster._open()._id, ranks=list(ranks), timeout=timeout)
 
     def scale(self, cluster: Cluster, workers: int, *, timeout: float | None = None, blocking: bool = True) -> Any:
-        """Gives a cluster so many ranks: new ones join, and those that go answer what they have first."""
+        """Sets the number of a cluster's ranks: new ranks join, and departing ones first finish their requests."""
         return self._verb("scale", blocking, cluster=cluster._open()._id, workers=workers, timeout=timeout)
 
-    # Orders.
+    # Control.
 
     def suspend(self, *, blocking: bool = True) -> Any:
-        """Hands out no more requests; those that come wait."""
+        """Sends no more requests to ranks; new requests wait."""
         return self._verb("suspend", blocking)
 
     def resume(self, *, blocking: bool = True) -> Any:
-        """Hands out requests again."""
+        """Sends requests to ranks again."""
         return self._verb("resume", blocking)
 
     def stats(self, *, blocking: bool = True) -> Any:
-        """How it is: ranks, credits, in_flight, waiting, served, suspended."""
+        """Returns the state: ranks, credits, in_flight, waiting, served, suspended."""
         return self._verb("stats", blocking, lambda text: {"suspended": False, **json.loads(text)})
 
     def close(self, *, blocking: bool = True) -> Any:
-        """Gives up what waits and what is under way. The clusters go on. It may be called more than once."""
+        """Cancels the waiting requests and those under way. The clusters continue. Repeated calls have no effect."""
         if blocking and self._session.closed:
             return None
         warn_if_blocking("router.close", blocking)

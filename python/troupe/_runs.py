@@ -1,4 +1,4 @@
-"""Records of runs with a private head: by them `troupe status` and `troupe logs` find it, and the output of the last runs is kept."""
+"""Records of runs with a private head. `troupe status` and `troupe logs` find the head by them, and the output of the last runs is kept."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import os
 import sys
 from typing import Any
 
-_KEPT = 5  # runs that are over
-_KEPT_BYTES = 1 << 30  # of their output
+_KEPT = 5  # number of finished runs to keep
+_KEPT_BYTES = 1 << 30  # bytes of their output to keep
 
 
 def state_dir() -> str:
-    """The folder of files that outlive a process, as the command line has it."""
+    """Returns the directory of files that outlive a process, the same as the command line's."""
     state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
     return os.path.join(state, "troupe")
 
 
 def create(namespace: str) -> str | None:
-    """A folder for a new run; None where none can be made. Runs that are over are removed, except for the last few."""
+    """Creates a directory for a new run; returns None if that fails. Deletes finished runs except for the last few."""
     now = datetime.datetime.now(datetime.timezone.utc)
     runs = os.path.join(state_dir(), "runs")
     folder = os.path.join(runs, f"{now:%Y%m%d-%H%M%S}-{os.getpid()}")
@@ -31,12 +31,12 @@ def create(namespace: str) -> str | None:
     try:
         _prune(runs)
     except OSError:
-        pass  # another process removes them too
+        pass  # another process deletes them too
     return folder
 
 
 def new_namespace() -> str:
-    """A namespace for one run: the name of the script, the time, and a random part."""
+    """Returns a namespace for one run: the name of the script, the time, and a random part."""
     script = os.path.splitext(os.path.basename(sys.argv[0] or ""))[0]
     name = "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "-" for c in script).strip("-")[:32] or "run"
     now = datetime.datetime.now(datetime.timezone.utc)
@@ -44,7 +44,7 @@ def new_namespace() -> str:
 
 
 def record(folder: str, fields: dict[str, Any]) -> None:
-    """Adds to what is known of a run. A file that cannot be written is no reason to fail: the run is only not found then."""
+    """Adds fields to the record of a run. If the file cannot be written, the run goes on, but commands do not find it."""
     path = os.path.join(folder, "run.json")
     try:
         with open(path + ".new", "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as f:
@@ -55,8 +55,8 @@ def record(folder: str, fields: dict[str, Any]) -> None:
 
 
 def end(folder: str) -> None:
-    """The run is over. One without output is removed."""
-    import shutil  # in functions: workers import this module and need none of it
+    """Marks the run as ended, or deletes its directory if there was no output."""
+    import shutil  # imported in functions, because workers import this module and do not need it
 
     if not os.path.isdir(os.path.join(folder, "logs")):
         shutil.rmtree(folder, ignore_errors=True)

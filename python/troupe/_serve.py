@@ -1,4 +1,4 @@
-"""Serving calls: how an object of this process answers them. The worker host does it for its worker, a driver for what it serves."""
+"""Serves calls to objects of this process: the worker host serves its worker, and a driver the objects passed to troupe.serve."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from ._call import LENGTHS, IncomingCall
 from ._future import Pull, Waitable
 from ._reference import Reference, names_of, read_names
 
-PIPELINE, ITEMS, ON_DEVICE = 2, 4, 8  # flags of a call: a pipeline's; with items instead of their values; tensors of its result may stay on their device
+PIPELINE, ITEMS, ON_DEVICE = 2, 4, 8  # flags of a call: from a pipeline; takes items, not their values; device tensors may stay on their device
 
-FAILED, MORE, TAKES = 1, 2, 4  # how an answer is given: see troupe_answer
+FAILED, MORE, TAKES = 1, 2, 4  # flags of troupe_answer
 
 _NONE: dict[str, Any] = {}
-_PLAIN = {type(None), bool, int, float, str, bytes, list, dict, tuple}  # results that are sent as they are
+_PLAIN = {type(None), bool, int, float, str, bytes, list, dict, tuple}  # types of results that are encoded directly
 _KNOWN = 256
 
 
 class Object:
-    """One object in the worker: the worker's own, or a named engine."""
+    """One served object: the worker's own, or a named engine."""
 
     __slots__ = ("generators", "is_async", "lanes", "shares", "streams", "value")
 
     def __init__(self, value: Any, is_async: bool, lanes: dict[str, str], generators: dict[str, str], shares: frozenset[str] = frozenset()) -> None:
         self.value = value
         self.is_async = is_async
-        self.lanes = lanes  # of methods that do not run on the main thread: control, concurrent
-        self.shares = shares  # methods that lend the tensors which they return, and not copies
-        self.generators = generators  # by generator method, the method that advances its streams
+        self.lanes = lanes  # by method that does not run on the main thread, its lane
+        self.shares = shares  # methods that lend the tensors they return instead of copying them
+        self.generators = generators  # by generator method, the name of the method that advances its streams
         self.streams = _result_stream.OpenStreams()
 
     def stream_method(self, name: str) -> Any:
-        """The method of that name that advances or closes a stream; None if there is none."""
+        """Returns the method of that name that advances or closes a stream, or None."""
         if name == _result_stream.CLOSE:
             return self.streams.aclose if self.is_async else self.streams.close
         if name.startswith(_result_stream.NEXT):
@@ -44,31 +44,31 @@ class Object:
 
 
 class Server:
-    """Objects that answer calls, and how they do."""
+    """Dispatches calls to objects and answers them."""
 
     core: _core.Core
     lib: Any
     session: Any
-    values: dict[int, dict[tuple[str, int], tuple[Any, list[Any]]]]  # by token: the values of arguments, as bodies, with the references inside
+    values: dict[int, dict[tuple[str, int], tuple[Any, list[Any]]]]  # by token: bodies of argument values, with the references inside them
     objects: dict[str, Object]
-    known: dict[bytes, tuple[_codec.Codec, str, str]]  # by what says it in a call: how its values travel, its object and its method
+    known: dict[bytes, tuple[_codec.Codec, str, str]]  # by the identifying part of a call's metadata: codec, object and method
     codecs: dict[bool, _codec.Codec]  # by whether the caller may send pickles
-    tasks: dict[int, Any]  # of async methods, by token
-    loops: dict[int, Loop]  # of those that run beside, where each does
-    how = 0  # answers are given: see troupe_answer
-    awaitables: OwnLoop | None = None  # the loop of awaitables that sync methods return
+    tasks: dict[int, Any]  # tasks of async methods, by token
+    loops: dict[int, Loop]  # by token, the loop that runs a call beside the main thread
+    how = 0  # flags of troupe_answer
+    awaitables: OwnLoop | None = None  # runs the awaitables that sync methods return
     _beside: Server | None = None
 
     def trusts(self, meta: bytes) -> bool:
-        """Whether the caller may send pickles."""
+        """Returns whether the caller may send pickles."""
         raise NotImplementedError
 
     def verb(self, call: IncomingCall, body: Any) -> Any:
-        """What the core asks for itself."""
+        """Handles a request of the core itself."""
         raise _errors.NotFoundError(f"there is no {call.method}")
 
     def serve(self, token: int, meta: bytes, body: Any) -> None:
-        """Runs a call and answers it. This is the path of every short call."""
+        """Runs a call and answers it. Every short call takes this path."""
         args: Any
         kwargs: Any
         mark = _call.current.set((self.core, token, meta))
@@ -95,7 +95,7 @@ class Server:
             answer = codec.encode(value)
             if _codec._encoded:
                 self.name_references(token)
-            body = args = kwargs = value = None  # memory of the caller is given back before its next call
+            body = args = kwargs = value = None  # release the caller's memory before its next call
         except Exception as err:
             self.fail(token, err, meta)
             return
@@ -118,15 +118,15 @@ class Server:
         else:
             self.answer(token, answer)
 
-    # References: the core has the values of arguments before it hands over their call.
+    # References: the core delivers the values of arguments before their call.
 
     def take_value(self, token: int, meta: bytes, body: Any) -> None:
-        """Keeps the value of an argument of a call that follows. Called by the reader."""
+        """Stores the value of an argument of a call that follows. The reader calls it."""
         name, *inside = read_names(meta)
         self.values.setdefault(token, {})[name] = (body, [Reference(self.session, *n) for n in inside])
 
     def place_values(self, token: int, codec: _codec.Codec, args: list[Any], kwargs: dict[str, Any]) -> None:
-        """Puts the values of references where the arguments name them."""
+        """Replaces the references among the arguments by their values."""
         values = self.values.pop(token, None)
         if values is None:
             return
@@ -138,19 +138,19 @@ class Server:
                     where[key] = codec.decode(body, share=value.share) if len(body) else None  # type: ignore[index]
 
     def name_references(self, token: int) -> None:
-        """Tells the core which references are inside the answer that follows."""
+        """Tells the core which references the answer that follows contains."""
         refs = _codec.take_references()
         if refs:
             names = names_of(refs)
             self.lib.troupe_inside(token, self.session.id, names, len(names))
 
-    # Deferred answers: a method may return a future or an awaitable, which is answered when it is done.
+    # Deferred answers: a method may return a future or an awaitable; its result answers the call.
 
     def defer(self, token: int, meta: bytes, codec: _codec.Codec, value: Any) -> bool:
-        """Has a future or awaitable answer the call when it is done; False if the value is neither. No thread waits for it. The call
-        keeps its place in its lane."""
+        """Arranges for a future or an awaitable to answer the call when it is done. Returns False if the value is neither. No thread waits for it,
+        and the call keeps its place in its lane."""
         if isinstance(value, Reference):
-            return False  # it is the answer
+            return False  # a reference is itself the answer
         if isinstance(value, Waitable):
             value._when_fetched(lambda done: self.answer_deferred(token, meta, codec, done))
             return True
@@ -159,12 +159,12 @@ class Server:
             return True
         if not hasattr(value, "__await__"):
             return False
-        loop = getattr(value, "get_loop", self.deferred_loop)()  # an asyncio future belongs to its loop
+        loop = getattr(value, "get_loop", self.deferred_loop)()  # an asyncio future runs on its own loop
         loop.call_soon_threadsafe(self._await_deferred, token, meta, codec, value)
         return True
 
     def deferred_loop(self) -> Any:
-        """The event loop on which awaitables that sync methods return run."""
+        """Returns the event loop that runs awaitables returned by sync methods."""
         if self.awaitables is None:
             self.awaitables = OwnLoop()
         return self.awaitables.loop
@@ -180,7 +180,7 @@ class Server:
         task.add_done_callback(lambda done: self.answer_deferred(token, meta, codec, done))
 
     def answer_deferred(self, token: int, meta: bytes, codec: _codec.Codec, done: Any) -> None:
-        """Answers a call with the result of a future that is done. It runs on any thread, and must not block."""
+        """Answers a call with the result of a completed future. It may run on any thread and must not block."""
         self.tasks.pop(token, None)
         try:
             value = done.value() if isinstance(done, Pull) and done.value is not None else done._get() if isinstance(done, Waitable) else done.result()
@@ -193,7 +193,7 @@ class Server:
         self.beside_thread().answer(token, answer)
 
     def beside_thread(self) -> Server:
-        """This server for threads that do not take completions when they answer."""
+        """Returns this server for threads that take no completions when they answer."""
         if self.how == 0:
             return self
         if self._beside is None:
@@ -202,7 +202,7 @@ class Server:
         return self._beside
 
     def learn(self, meta: bytes) -> tuple[_codec.Codec, str, str]:
-        """Reads what a call says of itself, and remembers it for those that say the same."""
+        """Parses the metadata of a call, and caches the result for calls with the same metadata."""
         _, k, n, m = LENGTHS.unpack_from(meta)
         texts = meta[40 + k : 40 + k + n + m]
         owner, name = texts[n:].decode(), texts[:n].decode()
@@ -211,13 +211,13 @@ class Server:
             made = self.objects.get(owner)
             codec = codec.on_device(snapshot=made is None or name not in made.shares)
         found = (codec, owner, name)
-        if len(self.known) >= _KNOWN:  # of many callers
+        if len(self.known) >= _KNOWN:  # calls of many callers
             self.known.clear()
         self.known[_call.key_of(meta)] = found
         return found
 
     def method(self, owner_name: str, name: str) -> Any:
-        """The method that is called; None: it is one of ours."""
+        """Returns the called method, or None for a request of the core."""
         if name[0] == "@":
             return None
         made = self.objects[owner_name]
@@ -230,7 +230,7 @@ class Server:
         return method
 
     def stream(self, owner: str, name: str, value: Any) -> Any:
-        """What a method returned, as a stream if it is a generator method."""
+        """Registers the generator that a generator method returned as a stream. Other values are returned unchanged."""
         made = self.objects[owner]
         if name not in made.generators:
             return value
@@ -247,28 +247,28 @@ class Server:
             return
         try:
             address = _empty.place(self.core, answer)
-        except Exception as err:  # no memory for it, or a device that does not give its elements
+        except Exception as err:  # out of memory, or a device tensor cannot be copied
             self.fail(token, err)
             return
         self.say(token, 0, address, n)
 
     def fail(self, token: int, err: BaseException, meta: bytes = b"") -> None:
-        """Answers a call with an exception. With the call's meta, the exception's arguments travel as the caller's values do."""
+        """Answers a call with an exception. With the call's metadata, the exception's arguments are encoded like values for that caller."""
         body = _error_transfer.encode(err, self.codecs[self.trusts(meta)] if meta else None)
         self.say(token, FAILED, body, len(body))
 
     def exited(self, token: int, err: SystemExit, meta: bytes) -> None:
-        """A method called sys.exit: in a driver that fails the call, and nothing else."""
+        """Handles sys.exit in a method: a driver fails the call and does nothing else."""
         self.fail(token, err, meta)
 
     def say(self, token: int, failed: int, body: bytes | int, n: int) -> None:
         if self.lib.troupe_answer(token, self.how | failed, body, n) > 0:
             self.core.take_now()
 
-    # Async methods on a loop that is not the main thread's.
+    # Async methods on an event loop that is not the main thread's.
 
     def begin_in(self, loop: Loop, token: int, call: IncomingCall, body: Any) -> None:
-        """Has a loop begin a call. Called by the reader, which must not wait."""
+        """Starts a call on a loop. The reader calls it, so it must not block."""
         self.loops[token] = loop
         if not loop.soon(self._begin, token, call, body):
             self.loops.pop(token, None)
@@ -282,14 +282,14 @@ class Server:
         task.add_done_callback(lambda _: self.loops.pop(token, None))
 
     def cancel_in(self, token: int) -> bool:
-        """Has the loop of a call cancel it. False: it has none."""
+        """Asks the loop of a call to cancel it. Returns False if the call has no loop."""
         loop = self.loops.get(token)
         if loop is not None:
             loop.soon(self.cancel_task, token)
         return loop is not None
 
     def cancel_task(self, token: int) -> bool:
-        """Cancels the task of a call, on the loop that runs it. False: it has none."""
+        """Cancels the task of a call; runs on the task's loop. Returns False if the call has no task."""
         import asyncio
         import inspect
 
@@ -299,7 +299,7 @@ class Server:
         work = task.get_coro()
         waits = work.cr_code is Server.serve_async.__code__ and inspect.getcoroutinestate(work) == inspect.CORO_CREATED
         task.cancel()
-        if waits:  # it has not begun, and never will: serve_async does not answer the call
+        if waits:  # the task never started, so serve_async will not answer the call
             del self.tasks[token]
             self.values.pop(token, None)
             self.fail(token, _errors.CancelledError("the call was cancelled"))
@@ -312,7 +312,7 @@ class Server:
         try:
             _call.current.set((self.core, token, call._meta))
             if call._meta[20]:
-                _trace.attach(_call.trace_of(call._meta))  # until the end of this task, whose context is its own
+                _trace.attach(_call.trace_of(call._meta))  # stays attached until the end of this task, which has its own context
             codec, owner, name = self.known.get(_call.key_of(call._meta)) or self.learn(call._meta)
             value = await self.invoke_async(call, codec, self.method(owner, name), body)
             answer = codec.encode(value)
@@ -365,7 +365,7 @@ class Loop:
         try:
             self.loop.call_soon_threadsafe(do, *args)
         except RuntimeError:
-            return False  # it is closed
+            return False  # the loop is closed
         return True
 
     def end(self) -> None:
@@ -400,7 +400,7 @@ class OwnLoop(Loop):
 
 
 def read_args(codec: _codec.Codec, body: Any) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of a call. An empty body has none."""
+    """Decodes the arguments of a call. An empty body means none."""
     if not len(body):
         return [], _NONE
     value = codec.decode(body)
@@ -411,17 +411,17 @@ def read_args(codec: _codec.Codec, body: Any) -> tuple[list[Any], dict[str, Any]
 
 def is_coroutine_function(function: Any) -> bool:
     code = getattr(getattr(function, "__func__", function), "__code__", None)
-    return bool(code is not None and code.co_flags & 0x280)  # a coroutine, or an async generator
+    return bool(code is not None and code.co_flags & 0x280)  # CO_COROUTINE | CO_ASYNC_GENERATOR
 
 
 def is_generator_function(function: Any) -> bool:
     code = getattr(getattr(function, "__func__", function), "__code__", None)
-    return bool(code is not None and code.co_flags & 0x220)  # a generator, or an async generator
+    return bool(code is not None and code.co_flags & 0x220)  # CO_GENERATOR | CO_ASYNC_GENERATOR
 
 
 def describe(value: Any, max_concurrency: int, side: str) -> tuple[Object, dict[str, Any]]:
-    """What an object can do: its public methods, each with its mode and lane. side: which of its calls are for the side queue, if it is
-    async: "all", or none with an empty text; "all" also if it is not."""
+    """Describes an object: its public methods, each with its mode and lane. side says which calls of an async object use the side queue: "all", or ""
+    for none. For other objects, "all" means the same, and "" only those of lanes beside the main thread."""
     cls = type(value)
     marks = _register.marks_of(cls)
     names = [n for n in dir(value) if not n.startswith("_") and callable(getattr(cls, n, None) or getattr(value, n, None))]

@@ -1,4 +1,4 @@
-"""init: a driver's session, and the private head it may have started."""
+"""Sessions: init connects a driver to a head, and starts a private head if needed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 
 from . import _check, _codec, _core, _errors, _output, _runs, _traceback
 
-_PORT = 7422  # of a head, where a URL has none
+_PORT = 7422  # default port of a head's URL
 _START = 30.0  # seconds for a private head to become ready
-_LEASE = (1.0, 86_400.0)  # seconds: the least and the most that init takes
+_LEASE = (1.0, 86_400.0)  # shortest and longest lease that init accepts, in seconds
 
 
 class Head:
-    """A head of our own, as a child process with a folder of its own. It ends when its standard input does. `troupe status` and `logs`
-    find it by the record of this run."""
+    """A private head, a child process with its own directory. It exits when its standard input is closed. `troupe status` and `logs` find it through
+    the record of this run."""
 
     def __init__(self, gpus: str, namespace: str, resources: Mapping[str, Any] | None = None) -> None:
         import json
@@ -46,11 +46,11 @@ class Head:
         except OSError as err:
             _remove(self.dir)
             raise _errors.UnavailableError(f"a private head cannot be started: {program}: {err.strerror}; build it with `make python`") from err
-        except BaseException:  # an interrupt: the caller will not use it
+        except BaseException:  # an interrupt: the caller will not get this head
             if hasattr(self, "process"):
                 self.process.kill()
                 self.close()
-            else:  # Popen has closed its standard input, with which it ends
+            else:  # the interrupted Popen has closed the pipe to standard input, so the head exits
                 _remove(self.dir)
             raise
         if not line.strip():
@@ -63,7 +63,7 @@ class Head:
             _runs.record(self._run, {**said, "driver": _who(), "driver_pid": os.getpid(), "namespace": namespace})
 
     def _first_line(self) -> bytes:
-        """What it says when it is ready. One that does not become ready is ended, and the read with it."""
+        """Returns the line that the head prints when it is ready. A head that is not ready in time is killed, which ends the read."""
         assert self.process.stdout is not None
         timer = threading.Timer(_START, self.process.kill)
         timer.daemon = True
@@ -79,7 +79,7 @@ class Head:
             return f.read()[-2000:].decode(errors="replace").strip()
 
     def close(self) -> None:
-        """Ends it in order, and by force if that takes too long."""
+        """Stops the head gracefully, and kills it if that takes too long."""
         import subprocess
 
         assert self.process.stdin is not None
@@ -103,7 +103,7 @@ class Head:
         _remove(self.dir)
 
     def abandon(self) -> None:
-        """In a forked child: the head is the parent's, and ends with it."""
+        """Closes the pipes in a forked child. The head belongs to the parent and ends with it."""
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None:
                 try:
@@ -113,7 +113,7 @@ class Head:
 
 
 class Session:
-    """A driver's session, or a worker's own for the calls it makes."""
+    """The connection of this process to a head: a driver's session, or a worker's own for the calls it makes."""
 
     def __init__(
         self, core: _core.Core, fields: dict[str, Any], *, pickle: bool, head: Head | None = None, working_dir: str | None = None, device: bool = True
@@ -126,21 +126,21 @@ class Session:
         self.pickle = pickle
         self.head = head
         self.working_dir = working_dir
-        self.device = device  # tensors of results may stay on their device
+        self.device = device  # whether tensors of results may stay on their device
         self.is_worker = False
-        self.driver = ""  # of a worker: the session of the driver that created it
-        self.own = ("", "", -1)  # of a worker: its role, the role's incarnation, and its rank
-        self.host: Any = None  # of a worker: what runs its methods
-        self.server: Any = None  # of the objects that this process serves
+        self.driver = ""  # in a worker: the session of the driver that created it
+        self.own = ("", "", -1)  # in a worker: role, incarnation of the role, and rank
+        self.host: Any = None  # in a worker: the Host that runs its methods
+        self.server: Any = None  # serves the objects of this process
         self.pool: Any = None  # the workers of remote functions
         self.output: _output.Reader | None = None
         self.closed = False
-        self.clusters: dict[tuple[str, str], Any] = {}  # opened from handles, by role and incarnation
+        self.clusters: dict[tuple[str, str], Any] = {}  # clusters opened from handles, by role and incarnation
         self._pid = os.getpid()
         self._addresses = [_address(u) for u in self.url.split(",") if u]
 
     def codec(self, trusted: bool) -> _codec.Codec:
-        """How values travel: in calls of this run with pickles, in items of pipelines without."""
+        """Returns a codec for values: trusted calls of this run may contain pickles, items of pipelines may not."""
         if not self.pickle:
             why = "pickles were turned off with troupe.init(pickle=False)"
         elif not trusted:
@@ -150,8 +150,8 @@ class Session:
         return _codec.Codec(pickle=not why, why_not=why, handles=True)
 
     def close(self, now: bool = False) -> None:
-        """Takes down what this driver created and ends the session; in a worker, takes down what it created. With now, workers are
-        killed instead of stopped. It may be called more than once."""
+        """Shuts down everything this process created and, in a driver, ends the session. With now, workers are killed instead of stopped. Repeated
+        calls have no effect."""
         global _current
         if self.closed or self._pid != os.getpid():
             return
@@ -170,14 +170,14 @@ class Session:
                 self.head.close()
 
     def _end_created(self, now: bool) -> None:
-        """In a worker: what it has created ends; its session is the process's."""
+        """Ends what this worker created. The session itself lasts as long as the process."""
         if self.server is not None:
             self.server.close()
         self.pool = None
         self.core.ask("end_created", runtime=self.id, now=now).get(15)
 
     def _ask_close(self, now: bool) -> None:
-        self.core.cancel_all()  # their results would be dropped: the workers need not finish them
+        self.core.cancel_all()  # their results would be dropped, so the workers need not finish them
         ask = self.core.ask("close", runtime=self.id, now=now)
         deadline = time.monotonic() + 15
         self.core.wait(ask, deadline)
@@ -207,7 +207,7 @@ _init_lock = threading.Lock()
 
 
 def current(start: bool = True) -> Session:
-    """The session of this process. One that has none gets one, as init() would make it."""
+    """Returns the session of this process. If there is none, calls init(), or, with start=False, raises ClosedError."""
     session = _current
     if session is not None and session._pid != os.getpid():
         session.core.check()
@@ -237,19 +237,27 @@ def init(
     device: bool = True,
     timeout: float | None = 30.0,
 ) -> Session:
-    """Attaches to a head, or starts a private one as a child process.
+    """Connects to a head, or starts a private one as a child process, and returns the session.
 
-    url: of the head, "HOST:PORT" or with a scheme; "auto": the head that runs on this machine; None: TROUPE_URL, or a private head on
-    `gpus` ("auto", "none", "sim:2x8"). resources: totals that the node of a private head declares instead of the machine's, such as
-    {"CPU": 100, "GPU": 8, "memory": "64GiB", "licence": 2}; GPUs are simulated ones then. namespace: the space of
-    names of this run; None: TROUPE_NAMESPACE, or a new one, which is printed; on a private head "default". pickle=False: nothing is pickled or unpickled. working_dir: a
-    folder that workers run in, instead of this process's. lease: seconds that the roles and reservations of this driver outlive
-    it when it is cut off or suspended, 1 to 86,400; 0 is 15. When its process ends without a word, they end within seconds
-    whatever the lease is. output: what workers print and this process shows: "all"; "errors", stderr alone; "none"; "raw", every line
-    unchanged and without limits. None: TROUPE_OUTPUT, or "all". The last lines on stderr of a worker that dies are always shown.
-    device=False: tensors on a device travel through memory in every call of this run, and arrive in memory.
-    A session that is open is returned again; one with another url or namespace must be closed first.
-    In a worker it returns the worker's own session, which needs no init. Usable as a context manager.
+    - url: the head's address, "HOST:PORT" or with a scheme. "auto": the head that runs on this machine. None: TROUPE_URL, or a private head.
+    - namespace: the scope of this run's names. None: TROUPE_NAMESPACE, or "default" on a private head, or else a new namespace, which is printed.
+    - gpus: devices of a private head: "auto", "none" or simulated ones, "sim:2x8" for 2 nodes with 8 each.
+    - resources: totals that a private head's node declares instead of the machine's, such as {"CPU": 100, "GPU": 8, "memory": "64GiB", "licence":
+      2}. The GPUs are then simulated.
+    - pickle=False: nothing is pickled or unpickled.
+    - working_dir: a directory that is copied once to each node, where workers run in the copy. Default: they run in this process's directory.
+    - token, token_file, fingerprint, creds_file, ca_file: credentials for the head. Defaults: TROUPE_TOKEN, TROUPE_TOKEN_FILE, TROUPE_FINGERPRINT,
+      TROUPE_CREDS, TROUPE_CA, or those of the head on this machine.
+    - name: a readable name for this driver. Default: user, host, script and process id.
+    - lease: seconds, 1 to 86,400, that this driver's roles and reservations outlive it when it is disconnected or suspended; 0 means 15. If its
+      process dies, they end within seconds regardless of the lease.
+    - output: what this process shows of its workers' output: "all"; "errors", only stderr; "none"; "raw", every line unchanged and without limits.
+      None: TROUPE_OUTPUT, or "all". The last stderr lines of a worker that dies are always shown.
+    - device=False: device tensors travel through host memory in every call of this run, and arrive there.
+    - timeout: seconds to connect; None: no limit.
+
+    If a session is open, init returns it; close it first to use another url or namespace. In a worker, init returns the worker's own session,
+    which exists without init. As a context manager, the session closes at the end of the block.
     """
     global _current
     lease = _lease(lease)
@@ -312,7 +320,7 @@ def init(
 
 
 def _declared(gpus: str, resources: Mapping[str, Any] | None) -> tuple[str, dict[str, Any]]:
-    """The devices, and the other totals, of a private head, as the command line takes them."""
+    """Returns the devices and the other totals of a private head, in the form of the command line."""
     if resources is None:
         return gpus, {}
     if not isinstance(resources, Mapping):
@@ -335,7 +343,7 @@ def _declared(gpus: str, resources: Mapping[str, Any] | None) -> tuple[str, dict
 
 
 def _lease(seconds: float) -> float:
-    """A lease in seconds that makes sense; 0: the default."""
+    """Checks a lease in seconds; 0 means the default."""
     least, most = _LEASE
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not (seconds == 0 or least <= seconds <= most):
         raise _errors.InvalidError(f"lease={seconds!r} must be {least:g} to {most:g} seconds, or 0 for the default")
@@ -343,7 +351,7 @@ def _lease(seconds: float) -> float:
 
 
 def _local_head(url: str) -> dict[str, str]:
-    """What the head on this machine asks for, if it is at that URL: as `troupe` finds it."""
+    """Returns the credentials of the head on this machine if it is the one at that URL, as the `troupe` command does."""
     said = _head_file()
     if _address(said.get("url", "")) != _address(url):
         return {}
@@ -351,7 +359,7 @@ def _local_head(url: str) -> dict[str, str]:
 
 
 def _head_file() -> dict[str, str]:
-    """What the head on this machine has written of itself; empty if none runs."""
+    """Returns what the head on this machine has recorded about itself; empty if none runs."""
     import json
 
     try:
@@ -374,7 +382,7 @@ def _head_url() -> str:
 
 
 def _with_scheme(url: str) -> str:
-    """A URL as the command line takes it: HOST:PORT is nats://HOST:PORT, unless the head there uses TLS."""
+    """Completes a URL as the command line does: HOST:PORT becomes nats://HOST:PORT, unless the head there is known to use TLS."""
     if "://" not in url:
         known = _head_file().get("url", "")
         scheme = known.partition("://")[0] if known and _address(known) == _address(url) else "nats"
@@ -405,7 +413,7 @@ def _who() -> str:
 
 
 def shutdown(now: bool = False) -> None:
-    """Closes the session of this process, if there is one. now: the workers of the run are killed, and running calls with them."""
+    """Closes the session of this process, if there is one. With now=True, the workers of the run are killed, along with the calls they run."""
     _check.flag("now", now)
     if _current is not None:
         _current.close(now)
@@ -426,7 +434,7 @@ def _at_exit() -> None:
 
 
 def _after_fork() -> None:
-    """In a child: sockets and pipes that are the parent's are closed, so that their ends are seen when the parent ends."""
+    """Closes the parent's sockets and pipes in a forked child, so that their peers notice when the parent ends."""
     session = _current
     if session is None:
         return
@@ -454,5 +462,6 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-# Before the threads that are still about are joined: those that wait for us get their end. Without it, at the usual time.
+# threading._register_atexit runs _at_exit before the interpreter joins the remaining threads, so that threads waiting for Troupe can end. Without it,
+# atexit runs it at the usual time.
 getattr(threading, "_register_atexit", atexit.register)(_at_exit)

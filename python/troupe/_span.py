@@ -1,4 +1,4 @@
-"""Sections of a program in the timeline of its process."""
+"""Spans: sections of a program in the timeline of its process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _GENERATOR, _COROUTINE, _ASYNC_GENERATOR = 0x20, 0x80, 0x200  # flags of a code 
 
 
 class span:
-    """Marks a section of a driver, or of a worker's method, in `troupe timeline`:
+    """Marks a section of a driver, or of a worker's method, in `troupe timeline`.
 
         with troupe.span("generate"):
             ...
@@ -26,8 +26,9 @@ class span:
         @troupe.span("load")
         def load(self): ...
 
-    Calls and spans inside of it are its children in OpenTelemetry traces. A section that ends with an exception is marked as failed.
-    Without a session, and in forked children, nothing is recorded."""
+    Calls and spans inside the section are its children in OpenTelemetry traces. A section that ends with an exception is marked as failed. Without
+    a session, and in forked children, nothing is recorded.
+    """
 
     __slots__ = ("_core", "_marks", "_name", "_number")
 
@@ -58,7 +59,7 @@ class span:
                 self._core.lib.troupe_span_end(number, kind is not None)
 
     def __call__(self, function: F) -> F:
-        """Marks every run of a function, which may be async; not of a generator, whose code runs in pieces."""
+        """Makes every execution of a function, which may be async, a span. Generators are refused, because their code runs in pieces."""
         name, flags = self._name.decode(), getattr(getattr(function, "__code__", None), "co_flags", 0)
         if flags & (_GENERATOR | _ASYNC_GENERATOR):
             raise _errors.InvalidError(f"@span({name!r}): {getattr(function, '__qualname__', function)} is a generator; use `with troupe.span(…)` inside it")

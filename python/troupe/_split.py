@@ -1,4 +1,4 @@
-"""Cutting the arguments of a call, and joining its answers. Go plans which rank gets which part; this module cuts and joins the values."""
+"""Splits the arguments of a call and joins its answers. Go plans which rank gets which part; this module splits and joins the values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NO_DATA = -1
 
 
 class Plan:
-    """Which parts one call of a mode sends to which ranks, and which answers it returns, as Go planned it."""
+    """The plan that Go made for one mode: which parts of a call go to which ranks, and which answers it returns."""
 
     __slots__ = ("collect", "id", "parts", "prefixes", "result", "shards", "single")
 
@@ -25,14 +25,14 @@ class Plan:
         self.collect: list[int] = fields["collect"] or []
         self.result: str = fields["result"]
         self.single = len(self.parts) == 1
-        self.prefixes: dict[tuple[str, bool], bytes] = {}  # of calls, as the cluster makes them
+        self.prefixes: dict[tuple[str, bool], bytes] = {}  # encoded prefixes of calls, cached by the cluster
 
     def called(self) -> list[int]:
         return sorted(r for _, ranks in self.parts for r in ranks)
 
 
 def has_rows(value: Any) -> bool:
-    """Whether a value is cut in the DP modes, by its type alone."""
+    """Returns whether the DP modes split a value, judging by its type alone."""
     if type(value) is list:
         return True
     if _codec.is_array(value):
@@ -43,7 +43,7 @@ def has_rows(value: Any) -> bool:
 
 
 class Cut:
-    """The arguments of one call, cut: for each shard its own, and what ranks without data get."""
+    """How the arguments of one call were split: the number of shards, rows and added rows."""
 
     __slots__ = ("padding", "rows", "shards")
 
@@ -54,7 +54,7 @@ class Cut:
 
 
 def is_cut(mode: str, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether any argument differs between the parts."""
+    """Returns whether any argument differs between the parts."""
     values = [*args, *kwargs.values()]
     if mode == "ALL_TO_ALL":
         return any(not isinstance(v, Broadcast) for v in values)
@@ -71,7 +71,7 @@ def plain(value: Any) -> Any:
 
 
 def cut(mode: str, shards: int, args: Sequence[Any], kwargs: dict[str, Any], pad: bool) -> tuple[list[list[Any]], list[Any], Cut]:
-    """For each shard the arguments, named ones last; those for ranks without data; and how many rows there were."""
+    """Splits the arguments. Returns the arguments of each shard, keyword arguments last; those for ranks without data; and the row counts."""
     values = [*args, *kwargs.values()]
     names = [f"argument {i + 1}" for i in range(len(args))] + [f'argument "{n}"' for n in kwargs]
     marks = [_mark(mode, v) for v in values]
@@ -168,7 +168,7 @@ def _padded(value: Any, info: Cut) -> Any:
 
 
 def _head(value: Any, mark: str) -> Any:
-    """What ranks without data get in its place."""
+    """Returns the value that ranks without data get instead."""
     if mark == "broadcast":
         return plain(value)
     if mark == "split":
@@ -179,7 +179,7 @@ def _head(value: Any, mark: str) -> Any:
 
 
 def encode_parts(codec: _codec.Codec, plan: Plan, mode: str, args: Sequence[Any], kwargs: dict[str, Any], pad: bool) -> tuple[list[Any], Cut]:
-    """A body for each part. What all parts share is encoded once."""
+    """Encodes a body for each part. A value shared by several parts is encoded once."""
     by_shard, others, info = cut(mode, plan.shards, args, kwargs, pad)
     shared: dict[int, bytes] = {}
     lending = codec.lending()
@@ -191,7 +191,7 @@ def encode_parts(codec: _codec.Codec, plan: Plan, mode: str, args: Sequence[Any]
         if lending is not None:
             lending.finish()
     except BaseException:
-        _codec.take_references()  # of values that will not be sent
+        _codec.take_references()  # drop the references of values that will not be sent
         raise
     return bodies, info
 
@@ -212,7 +212,7 @@ def _body(walk: _codec.Walk, codec: _codec.Codec, values: list[Any], positional:
                 walk.value(value, 1)
                 continue
             assert before == walk.size
-            shared[id(value)] = known  # values live as long as the call is being made, so ids are unique
+            shared[id(value)] = known  # the values live until the call is made, so ids are unique
         walk._add(known)
     if not names:
         walk._add(b"\xc0")
@@ -220,7 +220,7 @@ def _body(walk: _codec.Walk, codec: _codec.Codec, values: list[Any], positional:
 
 
 def merge(plan: Plan, ranks: list[int], answers: list[Any], info: Cut | None, mesh_dp: dict[int, int]) -> Any:
-    """The result of a call in a mode that joins rows."""
+    """Merges the answers of a call in a mode that joins rows."""
     if info is not None and info.padding:
         answers = [_trim(a, mesh_dp[r], r, info) for r, a in zip(ranks, answers, strict=True)]
     return join(answers)
@@ -236,7 +236,7 @@ def _trim(answer: Any, dp: int, rank: int, info: Cut) -> Any:
 
 
 def join(answers: list[Any]) -> Any:
-    """Rows one after the other, where None is no rows. Answers that are not rows become the list of them."""
+    """Concatenates rows; None counts as no rows. If no answer has rows, returns the list of answers."""
     with_rows = [a for a in answers if _joins(a)]
     without = [a for a in answers if a is not None and not _joins(a)]
     if not with_rows:

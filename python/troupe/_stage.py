@@ -1,4 +1,4 @@
-"""Stages: how streams and stages are declared in code, and stages that are plain functions."""
+"""Declarations of streams and stages in code, and stages that are plain functions."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from ._register import register
 
 
 class Stream(dict[str, Any]):
-    """A durable, bounded stream, as a pipeline declares it: the fields of a file, and what is left out has its default.
+    """Declares a durable, bounded stream of a pipeline, with the fields of a pipeline file. Omitted fields have their defaults.
 
-    items, bytes, age: bounds of what is not done; what is older than age (seconds) is dropped. full: what a put does then.
-    priorities: how many; the largest goes first. sink: it is read from outside, with take.
+    - items, bytes, age: bounds of the unfinished items. Items older than age (seconds) are dropped.
+    - full: what a put does when the stream is full.
+    - priorities: number of priorities; the largest is served first.
+    - sink: the stream is read from outside, with take.
     """
 
     def __init__(
@@ -27,11 +29,11 @@ class Stream(dict[str, Any]):
 
 
 class Stage(dict[str, Any]):
-    """A stage, as a pipeline declares it: its workers, its inputs and its outputs.
+    """Declares a stage of a pipeline: its workers, inputs and outputs.
 
-    work is a cluster (or the name of one) with the method that takes the items, or a plain function, which runs in this
-    process, `workers` items at once, each on a thread; an async function on a loop of the pipeline's own. The other fields are
-    those of a file (docs/pipelines.md): group={"first": 6, "every": 30}, stale={"bound": 1.5, "then": "drop"}; times are seconds.
+    work is a cluster, or its name, with the method that takes the items; or a plain function, which runs in this process, `workers` items at once,
+    each on a thread. An async function runs on an event loop of the pipeline. The other fields are those of a pipeline file (docs/pipelines.md):
+    group={"first": 6, "every": 30}, stale={"bound": 1.5, "then": "drop"}. Times are in seconds.
     """
 
     def __init__(
@@ -57,26 +59,26 @@ def _given(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-# How a function is called; a role that is one has methods of these names.
+# How a function is called. A role that runs a function has methods with these names.
 ITEM, VALUE, LAST = "call_item", "call", "call_last"
 
 
 def manner(fields: Mapping[str, Any]) -> str:
-    """How a stage with these fields calls its function."""
+    """Returns how a stage with these fields calls its function."""
     if fields.get("style") == "item":
         return ITEM
     return VALUE if fields.get("out") else LAST
 
 
 def argument(manner: str, given: Any) -> Any:
-    """What a function gets of an item, or of a list of them."""
+    """Returns the argument of a function for an item or a list of items."""
     if manner == ITEM:
         return given
     return [item.value for item in given] if isinstance(given, list) else given.value
 
 
 def result(manner: str, value: Any) -> Any:
-    """What a function gave, as a method with items would."""
+    """Converts a function's result to that of a method with style="item"."""
     if manner == ITEM or isinstance(value, Item):
         return value
     return None if manner == LAST or value is None else Item(value)
@@ -99,11 +101,11 @@ def _ids(given: Any) -> Iterable[str]:
 
 
 class Function:
-    """A worker that is a function, in a role that a file declares."""
+    """A worker that runs a function, in a role declared by a file."""
 
     def __init__(self, work: Callable[[Any], Any]) -> None:
         self._work = work
-        self._running: dict[str, int] = {}  # by the ids of items, the calls that have them
+        self._running: dict[str, int] = {}  # by item id, the token of the call that processes it
 
     def call(self, given: Any) -> Any:
         return self._run(VALUE, given)
@@ -127,7 +129,7 @@ class Function:
 
     @register(lane="control")
     def abort(self, id: str) -> None:
-        """The function finds its call cancelled, and may return what it has."""
+        """Marks the call of an item as cancelled. The function may return a partial result."""
         token = self._running.get(id)
         if token is None:
             raise _errors.NotFoundError(f"item {id} is not in hand here")
@@ -135,7 +137,7 @@ class Function:
 
 
 class AsyncFunction:
-    """The same for an async function: an aborted one is cancelled, and may return what it has."""
+    """A worker that runs an async function. Aborting an item cancels its task, which may return a partial result."""
 
     def __init__(self, work: Callable[[Any], Any]) -> None:
         self._work = work
@@ -166,11 +168,11 @@ class AsyncFunction:
         task = self._running.get(id)
         if task is None:
             raise _errors.NotFoundError(f"item {id} is not in hand here")
-        task.get_loop().call_soon(task.cancel)  # after its first step: one that has not begun would never say what it has
+        task.get_loop().call_soon(task.cancel)  # after its first step: a task that has not started could not return a partial result
 
 
 def host(work: Any) -> Function | AsyncFunction:
-    """The worker for a function."""
+    """Returns the worker object for a function."""
     if isinstance(work, type) or not callable(work):
         raise _errors.RefusedError(f"{work!r} is no function; a role of a class is declared with python: package.module.Class")
     return AsyncFunction(work) if is_async(work) else Function(work)

@@ -1,4 +1,4 @@
-"""The functions of one pipeline that runs in this process: their work comes from the core, and goes to threads or to a loop."""
+"""Runs the functions of one pipeline in this process: the core delivers the work, and threads or an event loop run it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Function:
 
 
 class Work:
-    """One item, or one group of them, in a function's hand."""
+    """One item, or one group of items, for a function to process."""
 
     __slots__ = ("body", "function", "grouped", "meta", "number")
 
@@ -46,18 +46,18 @@ class Work:
 
 
 class FunctionRunner(_serve.Server):
-    """Threads for functions, as many as the pipeline has work for at once: it keeps to the `workers` of its stages. The
-    thread of the side queue reads their work, so that it begins while no other thread reads completions."""
+    """Threads for functions, as many as the pipeline has work for at once; the pipeline keeps to the `workers` of its stages. The side queue's thread
+    reads the work, so that it starts even while no other thread reads completions."""
 
     def __init__(self, core: _core.Core, codec: _codec.Codec, functions: dict[str, Function]) -> None:
         self.core, self.lib = core, core.lib
         self._codec = codec
         self._functions = functions
         self._queue: SimpleQueue[Work | None] = SimpleQueue()
-        self._lock = threading.Lock()  # guards the two counts
+        self._lock = threading.Lock()  # guards _threads and _idle
         self._threads = self._idle = 0
-        self._loop: _serve.OwnLoop | None = None  # of async functions
-        self._tasks: dict[int, asyncio.Task[None]] = {}  # by number; the loop's
+        self._loop: _serve.OwnLoop | None = None  # runs async functions
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # by number; used only on the loop
         self.token = core.send(self, lambda token: 0)
         core.share_side()
 
@@ -112,7 +112,7 @@ class FunctionRunner(_serve.Server):
         while (work := self._queue.get()) is not None:
             answer = self._do(work)
             with self._lock:
-                self._idle += 1  # before the answer, which may bring the next
+                self._idle += 1  # before the answer, which may bring the next item
             answer()
             del work, answer
 
@@ -121,7 +121,7 @@ class FunctionRunner(_serve.Server):
         try:
             value = work.function.work(work.argument(self._codec))
             answer = work.answer(self._codec, value.result() if isinstance(value, Waitable) else value)
-        except BaseException as err:  # also of sys.exit: it ends the item, not the driver
+        except BaseException as err:  # sys.exit too: it ends the item, not the driver
             return partial(self.fail, work.number, err)
         finally:
             _call.current.reset(mark)
@@ -135,13 +135,13 @@ class FunctionRunner(_serve.Server):
 
     def _work_ended(self, work: Work, task: asyncio.Task[None]) -> None:
         self._tasks.pop(work.number, None)
-        if task.cancelled():  # it let that through
+        if task.cancelled():  # the function let the cancellation through
             self.fail(work.number, _errors.CancelledError("the item was aborted, or its time was up"))
 
     def _cancel_work(self, number: int) -> None:
         task = self._tasks.get(number)
         if task is not None:
-            task.get_loop().call_soon(task.cancel)  # after its first step: one that has not begun would never say what it has
+            task.get_loop().call_soon(task.cancel)  # after its first step: a task that has not started could not return a partial result
 
     async def _do_async(self, work: Work) -> None:
         _call.current.set((self.core, work.number, work.meta))

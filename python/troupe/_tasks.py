@@ -1,4 +1,4 @@
-"""Ray's names: remote functions on a pool of workers, actors by name, nodes and resources."""
+"""Counterparts of Ray's API: remote functions on a pool of workers, actors by name, nodes and resources."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ._config import WorkerConfig
 from ._future import ElementFuture
 
 _MOST_WAITING = 1 << 20  # calls that may wait for a worker of the pool
-_MOST_KEPT = 256  # functions that a worker keeps unpickled
+_MOST_KEPT = 256  # unpickled functions that a worker caches
 
 
 class TaskWorker:
-    """A worker of the pool: it runs the functions that it is sent."""
+    """A worker of the pool. It runs the functions that it is sent."""
 
     def __init__(self) -> None:
         self._functions: OrderedDict[bytes, Any] = OrderedDict()  # by digest
@@ -34,11 +34,11 @@ class TaskWorker:
         return function(*args, **kwargs)
 
 
-_lock = threading.Lock()  # held while the pool of a session is made
+_lock = threading.Lock()  # held while a session's pool is created
 
 
 def _pool(session: _session.Session) -> _router.Router:
-    """The session's pool, made when a remote function is first called: a worker for each CPU of this machine, at most 32."""
+    """Returns the session's pool, and creates it on first use: a worker for each CPU of this machine, at most 32."""
     with _lock:
         pool: _router.Router | None = session.pool
         if pool is None:
@@ -49,7 +49,7 @@ def _pool(session: _session.Session) -> _router.Router:
 
 
 class RemoteFunction:
-    """A function that runs on a worker of the session's pool: .remote(…) gives a future."""
+    """A function that runs on a worker of the session's pool. f.remote(…) returns a future."""
 
     def __init__(self, function: Callable[..., Any], num_returns: int | None = None) -> None:
         self._function = function
@@ -59,7 +59,7 @@ class RemoteFunction:
         self.__doc__ = function.__doc__
 
     def remote(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Runs the function on a worker of the pool; a future, or with num_returns a list of them."""
+        """Runs the function on a worker of the pool. Returns a future; with num_returns, a list of futures."""
         session = _session.current()
         if self._pickled is None:
             import hashlib
@@ -72,7 +72,7 @@ class RemoteFunction:
         return [ElementFuture(future, i, self._num_returns) for i in range(self._num_returns)]
 
     def options(self, *, num_returns: int | None = None) -> RemoteFunction:
-        """The function with other settings."""
+        """Returns the function with other settings."""
         changed = RemoteFunction(self._function, None if num_returns is None else _check.integer("num_returns", num_returns, 1))
         changed._pickled = self._pickled
         return changed
@@ -85,7 +85,7 @@ class RemoteFunction:
 
 
 class RemoteClass:
-    """A class whose .remote(…) creates an actor; .options(name=…, …) takes the settings of troupe.actor."""
+    """A class whose .remote(…) creates an actor. .options(name=…, …) takes the settings of troupe.actor."""
 
     def __init__(self, cls: type, settings: dict[str, Any]) -> None:
         self._cls = cls
@@ -93,7 +93,7 @@ class RemoteClass:
         self.__name__, self.__doc__ = cls.__name__, cls.__doc__
 
     def remote(self, /, *args: Any, **kwargs: Any) -> WorkerHandle:
-        """Creates an actor, with these arguments of its constructor."""
+        """Creates an actor with these constructor arguments."""
         return _actor.create(self._cls, args, kwargs, **self._settings)
 
     def options(self, **settings: Any) -> RemoteClass:
@@ -104,10 +104,10 @@ class RemoteClass:
 
 
 def remote(target: Any = None, /, **settings: Any) -> Any:
-    """Makes a function or class one that runs elsewhere: `@troupe.remote`, `@troupe.remote(num_returns=2)`.
+    """Makes a function or a class run in another process: `@troupe.remote`, `@troupe.remote(num_returns=2)`.
 
-    A function runs on a worker of a pool that the session makes at the first call, one call at a time on each; f.remote(…) gives a
-    future. A class becomes an actor: A.remote(…) is troupe.actor(A, …), and the settings are those of troupe.actor.
+    A function runs on a pool of workers that the session creates at the first call; each worker runs one call at a time. f.remote(…) returns a
+    future. A class becomes an actor: A.remote(…) is troupe.actor(A, …), and takes the same settings.
     """
     if target is None:
         return lambda target: remote(target, **settings)
@@ -124,8 +124,8 @@ def remote(target: Any = None, /, **settings: Any) -> Any:
 
 
 def kill(target: WorkerHandle | Cluster) -> None:
-    """Ends an actor, or all workers of a cluster, at once, by SIGKILL: running calls fail with WorkerLostError. When it returns, the name
-    and the devices are free."""
+    """Kills an actor, or all workers of a cluster, with SIGKILL. Running calls fail with WorkerLostError. On return, the name and the devices are
+    free."""
     if isinstance(target, Cluster):
         target._end("kill")
     elif isinstance(target, WorkerHandle):
@@ -137,7 +137,7 @@ def kill(target: WorkerHandle | Cluster) -> None:
 
 
 def get_actor(name: str) -> WorkerHandle:
-    """The actor of that name in this namespace; NotFoundError if there is none."""
+    """Returns the actor of that name in this namespace. Raises NotFoundError if there is none."""
     cluster = Cluster.attach(_check.text("name", name))
     if cluster.world_size != 1:
         raise _errors.InvalidError(f"{name} is a role of {cluster.world_size} workers: Cluster.attach({name!r}) gives it")
@@ -145,7 +145,7 @@ def get_actor(name: str) -> WorkerHandle:
 
 
 def nodes() -> list[dict[str, Any]]:
-    """The nodes: name, alive, state, labels, devices, and the resources of each in all and free."""
+    """Returns the nodes: name, alive, state, labels, devices, and total and available resources."""
     session = _session.current()
     return [_node(n) for n in session.core.ask("nodes", runtime=session.id).get()]
 
@@ -173,11 +173,11 @@ def _sum(kind: str) -> dict[str, float]:
 
 
 def cluster_resources() -> dict[str, float]:
-    """CPUs, GPUs, bytes of memory and declared resources of all nodes together."""
+    """Returns the total CPUs, GPUs, bytes of memory and declared resources of all nodes."""
     return _sum("resources")
 
 
 def available_resources() -> dict[str, float]:
-    """What reservations have left of them, on all nodes together."""
+    """Returns the resources of all nodes that are not reserved."""
     return _sum("available")
 

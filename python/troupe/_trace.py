@@ -1,7 +1,8 @@
 """The trace that calls and spans of this process continue.
 
-A trace is continued through this process by the core. Where a program has loaded opentelemetry-api, its current span is the parent of calls
-and spans, and runs and spans of Troupe are its current span while their code runs. It is never imported here."""
+The core carries a trace through this process. If the program has loaded opentelemetry-api, its current span is the parent of calls and spans, and
+Troupe's method executions and spans become its current span while their code runs. This module never imports it.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +20,14 @@ if TYPE_CHECKING:
     from . import _core
 
 _WHERE = struct.Struct("<QQ")
-_ROOM = 64  # a traceparent has 55 bytes
+_ROOM = 64  # bytes; a traceparent has 55
 
 # The number of the innermost open span of the current context; 0: none.
 span: ContextVar[int] = ContextVar("troupe_span", default=0)
 
 
 def where() -> bytes:
-    """Where code makes a call or begins a span, as the core reads it (scopeOf in cmd/libtroupe); empty: nowhere in particular."""
+    """Encodes the context of a call or a new span for the core (scopeOf in cmd/libtroupe); empty if there is none."""
     serving, number = _call.current.get(), span.get()
     telemetry = sys.modules.get("opentelemetry.trace")
     parent = b"" if telemetry is None else _parent(telemetry)
@@ -36,16 +37,16 @@ def where() -> bytes:
 
 
 def _parent(telemetry: Any) -> bytes:
-    """The traceparent of OpenTelemetry's current span; empty: there is none."""
+    """Returns the traceparent of OpenTelemetry's current span, or b""."""
     try:
         context = telemetry.get_current_span().get_span_context()
         return b"00-%032x-%016x-%02x" % (context.trace_id, context.span_id, context.trace_flags) if context.is_valid else b""
-    except Exception:  # a module of that name that is something else, or is being imported: no reason to fail a call
+    except Exception:  # another module of that name, or one still being imported: the call must not fail
         return b""
 
 
 def attach(traceparent: str) -> Any:
-    """Makes a span of Troupe the current one of OpenTelemetry; the result is for detach. None: the program has not loaded it."""
+    """Makes a span of Troupe the current one of OpenTelemetry. Returns a token for detach; None if the program has not loaded OpenTelemetry."""
     telemetry, context = sys.modules.get("opentelemetry.trace"), sys.modules.get("opentelemetry.context")
     if telemetry is None or context is None:
         return None
@@ -53,18 +54,18 @@ def attach(traceparent: str) -> Any:
         _, trace_id, span_id, flags = traceparent.split("-")[:4]
         made = telemetry.SpanContext(int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=telemetry.TraceFlags(int(flags, 16)))
         return context.attach(telemetry.set_span_in_context(telemetry.NonRecordingSpan(made)))
-    except Exception:  # as above, or a caller's text that is no traceparent
+    except Exception:  # as above, or the caller sent an invalid traceparent
         return None
 
 
 def detach(token: Any) -> None:
-    """Ends what attach began."""
+    """Undoes attach."""
     if token is not None:
         sys.modules["opentelemetry.context"].detach(token)
 
 
 def enter(core: _core.Core, number: int) -> tuple[Token[int], Any]:
-    """Makes a span the parent of what follows in this context; the result is for leave."""
+    """Makes a span the parent of what follows in this context. Returns the argument for leave."""
     attached = None
     if "opentelemetry.trace" in sys.modules:
         text = ctypes.create_string_buffer(_ROOM)
@@ -75,9 +76,9 @@ def enter(core: _core.Core, number: int) -> tuple[Token[int], Any]:
 
 
 def leave(marks: tuple[Token[int], Any]) -> None:
-    """Ends what enter began."""
+    """Undoes enter."""
     try:
         span.reset(marks[0])
-    except ValueError:  # it ends in another context than it began in, which has not seen it
+    except ValueError:  # the span ends in a context other than the one it began in
         pass
     detach(marks[1])

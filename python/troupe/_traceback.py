@@ -1,4 +1,4 @@
-"""Tracebacks without the frames of this package. TROUPE_TRACEBACK=full shows them."""
+"""Hides the frames of this package in tracebacks. TROUPE_TRACEBACK=full shows them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 E = TypeVar("E", bound=BaseException)
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__)) + os.sep
-# A frame of this package in a traceback's text, from here or from a worker, with its source and marker lines.
+# Consecutive frames of this package in the text of a traceback, local or from a worker, with their source and marker lines.
 _FRAME = re.compile(r'(?:  File "[^"\n]*[/\\]troupe[/\\](?:worker|_[a-z_]+)\.py", line \d+, in [^\n]*\n(?:    [^\n]*\n)*)+')
 
 
@@ -21,8 +21,8 @@ def is_full() -> bool:
 
 
 def fold_text(text: str) -> str:
-    """A traceback's text with this package's frames as one line each time they follow each other. Frames at its beginning, which
-    call the user's method, are left out."""
+    """Replaces each run of this package's frames in the text of a traceback by one line. Frames at its beginning, which call the user's method, are
+    removed."""
     if is_full():
         return text
 
@@ -36,7 +36,7 @@ def fold_text(text: str) -> str:
 
 
 def fold(tb: types.TracebackType | None) -> types.TracebackType | None:
-    """A traceback without the frames of this package; as it is if no other would be left."""
+    """Returns a traceback without the frames of this package; unchanged if no frame would be left."""
     if is_full():
         return tb
     kept = []
@@ -68,7 +68,7 @@ _installed = False
 
 
 def install(kind: type[BaseException]) -> None:
-    """Has uncaught exceptions of a kind shown folded: on the main thread, on others, and in IPython."""
+    """Shows uncaught exceptions of a kind folded: on the main thread, on other threads and in IPython."""
     global _installed
     if not _installed:
         _installed = True
@@ -98,7 +98,7 @@ def _install_in_ipython(kind: type[BaseException]) -> None:
     module = sys.modules.get("IPython")
     shell = module.get_ipython() if module is not None else None
     if shell is None or shell.custom_exceptions:
-        return  # another handler is set, and stays
+        return  # keep the existing handler
 
     def show(self: Any, type: Any, err: BaseException, tb: Any, tb_offset: Any = None) -> Any:
         fold_all(err)
@@ -108,5 +108,5 @@ def _install_in_ipython(kind: type[BaseException]) -> None:
 
 
 def cut(err: E) -> E:
-    """The exception without the frames that it passed inside this package so far, to be raised again by a function of its interface."""
+    """Returns the exception without the frames that it has passed so far, for a public function to raise again."""
     return err if is_full() else err.with_traceback(None)

@@ -1,4 +1,4 @@
-"""What a worker's code sees: the base class, and the call it serves."""
+"""The worker's view: the base class of workers, and the call being served."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 class _Driver:
-    """What the driver or worker that created this worker serves: self.driver.method(…). A class may have a driver of its own instead."""
+    """The object served by the driver or worker that created this worker: self.driver.method(…). A class may define its own attribute `driver`
+    instead."""
 
     @overload
     def __get__(self, worker: None, owner: type) -> _Driver: ...
@@ -28,7 +29,8 @@ class _Driver:
 
 
 class Worker:
-    """A base class for workers. What is here is set before __init__ is called; any plain class works too."""
+    """A base class for workers. Its attributes are set before __init__ is called: rank, world_size, rank_info, worker_config, cluster_name,
+    worker_name, devices, logger and driver. Any plain class works as a worker too."""
 
     rank: int = 0
     world_size: int = 1
@@ -45,7 +47,7 @@ class Worker:
             self.worker_config = worker_config
 
     def mesh(self) -> dict[str, int]:
-        """The mesh as this worker knows it: the configured one, unless it has set another rank_info."""
+        """Returns the mesh as this worker knows it: the configured one, unless the worker has set another rank_info."""
         info = self.rank_info
         return {"tp": info.tp_size, "cp": info.cp_size, "dp": info.dp_size, "pp": info.pp_size}
 
@@ -65,12 +67,12 @@ class Call(_call.IncomingCall):
 
     @property
     def driver(self) -> WorkerHandle:
-        """The object that the calling driver or worker serves; NotFoundError if it serves none."""
+        """The object that the calling driver or worker serves. Raises NotFoundError if it serves none."""
         return _driver.of_session(self.session)
 
 
 def current_call() -> Call:
-    """The call that this code serves."""
+    """Returns the call that this code serves. Raises InvalidError outside of a call."""
     call = _call.current.get()
     if call is None:
         raise _errors.InvalidError("current_call() works only in methods of workers and functions of pipelines, while they serve a call")

@@ -1,7 +1,7 @@
-"""The worker host: `python -m troupe.worker` is what agents start.
+"""The worker host. Agents start it as `python -m troupe.worker`.
 
-It reads its assignment, imports the class, and runs its methods on the main thread: sync ones one at a time, a class with
-any async method wholly on one event loop. Go answers everything else meanwhile.
+It reads its assignment, imports the class and runs the methods on the main thread: sync methods one at a time; if any method is async, all methods
+of the class on one event loop. Go answers all other requests meanwhile.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ._worker import Worker
 
 
 class Host(Server):
-    """The worker of this process."""
+    """Hosts the worker of this process."""
 
     def __init__(self, assignment: str) -> None:
         self.core = _core.get()
@@ -33,7 +33,7 @@ class Host(Server):
         self.known = {}
         self.values = {}
         self.queue: deque[tuple[int, int, bytes, Any]] = deque()
-        self._waiters: list[Any] = []  # woken when the queue has a call, as for a completion
+        self._waiters: list[Any] = []  # called when the queue gets a call, as for a completion
         self._done = False
         self.thread = threading.get_ident()
         self.objects: dict[str, Object] = {}
@@ -43,8 +43,8 @@ class Host(Server):
         self.loop: Any = None
         self.tasks = {}
         self.loops = {}
-        self.side: Any = None  # the loop of async engines in a worker that has none itself
-        self.held: dict[int, tuple[int, int, bytes, Any]] | None = None  # of an async class, while initialize runs: calls that wait for it
+        self.side: Any = None  # the loop of async engines in a worker whose own class is sync
+        self.held: dict[int, tuple[int, int, bytes, Any]] | None = None  # in an async class, the calls that wait for initialize
         self.wants_thread = False
         fields = self.core.ask("worker_open", assignment=assignment).get()
         self.rank, self.world, self.mesh = fields["rank"], fields["world"], fields["mesh"]
@@ -57,12 +57,12 @@ class Host(Server):
         self.session.own = (fields["role"], fields["incarnation"], fields["rank"])
         self.session.driver = self.config.get("driver", "")
         self.session.host = self
-        if self.config.get("shipped"):  # its folder is a copy, which is shipped to the workers that it creates
+        if self.config.get("shipped"):  # the directory is a copy, and is shipped on to the workers that this worker creates
             self.session.working_dir = os.getcwd()
         _session._current = self.session
         self.codecs = {True: self.session.codec(True), False: self.session.codec(False)}
 
-    # What the reader of completions hands over.
+    # Deliveries from the reader of completions.
 
     def arrived(self, kind: int, token: int, meta: bytes, body: Any) -> None:
         if kind == VALUE:
@@ -84,10 +84,10 @@ class Host(Server):
     # The main thread.
 
     def run(self) -> int:
-        """Plays the worker until it ends; the exit code."""
+        """Runs the worker until it ends, and returns the exit code."""
         start = self.core.ask("worker_start")
         start._waiters.append(self._nudge)
-        early: list[tuple[int, int, bytes, Any]] = []  # what comes before the worker is ready for it
+        early: list[tuple[int, int, bytes, Any]] = []  # calls that arrive before the worker is ready for them
         while self.queue or not start._done:
             self.await_some()
             while self.queue:
@@ -112,7 +112,7 @@ class Host(Server):
             wake()
 
     def await_some(self) -> None:
-        """Waits until there may be something in the queue."""
+        """Waits until the queue may have an item."""
         if not self.queue and not self._done:
             self.core.idle(self, self.thread)
         self._done = False
@@ -125,7 +125,7 @@ class Host(Server):
             while queue:
                 kind, token, meta, body = queue.popleft()
                 if kind == CALL:
-                    box, body = [body], None  # serve alone has it, and drops it before it answers
+                    box, body = [body], None  # serve gets the only reference to the body, and drops it before it answers
                     self.serve(token, meta, box.pop())
                 elif kind == STOPPED:
                     self.end(body)
@@ -137,15 +137,15 @@ class Host(Server):
             sys.stderr.write(f"troupe worker: {_errors.from_body(body)}\n")
 
     def exited(self, token: int, err: SystemExit, meta: bytes) -> None:
-        """A method called sys.exit: the process ends at once, whatever thread the method ran on. The call is not answered: its caller
-        gets the error of a lost worker with the exit code, always."""
+        """Ends the process immediately after sys.exit in a method, on whatever thread the method ran. The call is not answered, so its caller always
+        gets the error of a lost worker, with the exit code."""
         end_process(err)
 
     def trusts(self, meta: bytes) -> bool:
-        """Whether the caller may send pickles: every process of the run. An item of a pipeline may be from any program."""
+        """Returns whether the caller may send pickles. Every process of the run may; items of pipelines may come from any program."""
         return self.session.pickle and not meta[0] & PIPELINE
 
-    # What the core asks for.
+    # Requests of the core.
 
     def verb(self, call: IncomingCall, body: Any) -> Any:
         if call.method == "@make":
@@ -169,12 +169,12 @@ class Host(Server):
         raise _errors.NotFoundError(f"there is no {call.method}")
 
     def make(self, name: str, body: Any) -> Any:
-        """Makes an object and says what it can do."""
+        """Creates an object and returns its description."""
         request = msgpack.unpackb(body, strict_map_key=False, ext_hook=msgpack.ExtType)
         config = request["config"]
-        for module in self.config.get("warm", ()):  # a worker that was forked has them
+        for module in self.config.get("warm", ()):  # a forked worker has them already
             importlib.import_module(module)
-        if not isinstance(config, dict) or "class" not in config:  # not made by a Python driver
+        if not isinstance(config, dict) or "class" not in config:  # created by a driver in another language
             value = self.plain(request["class"], config, name)
         else:
             cls = self.find(config["class"])
@@ -196,7 +196,7 @@ class Host(Server):
         return import_class(wanted["path"])
 
     def plain(self, path: str, config: Any, name: str) -> Any:
-        """An object of a class that is known by its path alone; it is given the configuration, if there is one."""
+        """Creates an object of a class known only by its path. The constructor gets the configuration, if there is one."""
         cls = import_class(known_classes().get(path, path))
         return self.construct(cls, [] if config is None else [config], {}, name)
 
@@ -224,7 +224,7 @@ class Host(Server):
     # Methods beside the main thread.
 
     def start_thread(self) -> None:
-        """Starts the thread that reads calls of lanes which run beside the main thread."""
+        """Starts the thread that reads calls of lanes beside the main thread."""
         if self.wants_thread or self.loop is not None:
             return
         from concurrent.futures import ThreadPoolExecutor
@@ -236,7 +236,7 @@ class Host(Server):
         self.core.read_side()
 
     def arrived_beside(self, kind: int, token: int, meta: bytes, body: Any) -> None:
-        """Begins a call of a lane that is not the main thread's. Called by the thread that reads the side queue."""
+        """Starts a call of a lane beside the main thread. Runs on the thread that reads the side queue."""
         if kind == VALUE:
             self.take_value(token, meta, body)
             return
@@ -254,7 +254,7 @@ class Host(Server):
     def run_async(self) -> None:
         import asyncio
 
-        self.how = MORE  # the loop sends what was said in one round together
+        self.how = MORE  # the loop sends the answers of one iteration together
         asyncio.run(self.main())
 
     async def main(self) -> None:
@@ -292,7 +292,7 @@ class Host(Server):
                 task.add_done_callback(self.initialized)
 
     def initialized(self, _: Any) -> None:
-        """The calls that came meanwhile begin, in order."""
+        """Starts, in order, the calls that arrived while initialize ran."""
         held, self.held = self.held or {}, None
         for item in held.values():
             self.in_loop(item)
@@ -300,7 +300,7 @@ class Host(Server):
     # Signals.
 
     def stop_on(self, *signals: int) -> None:
-        """The first signal ends the worker in order; a second one at once."""
+        """Stops the worker gracefully on the first signal, and lets a second one kill it."""
 
         def stop(number: int, _: Any) -> None:
             for s in signals:
@@ -312,20 +312,21 @@ class Host(Server):
 
 
 def _function(work: Any) -> Any:
-    """What runs a function that is a stage."""
+    """Returns the object that runs a function used as a stage."""
     from . import _stage
 
     return _stage.host(work)
 
 
 def is_verb(meta: bytes) -> bool:
-    """Whether a call is one of ours, and not of a method."""
+    """Returns whether a call is a request of the core rather than a method call."""
     _, k, _, _ = LENGTHS.unpack_from(meta)
     return meta[40 + k : 41 + k] == b"@"
 
 
 def takes_config(cls: Any) -> bool:
-    """Whether a class is to be given the worker's configuration: its __init__ has a parameter of that name, or one."""
+    """Returns whether the constructor is given the worker's configuration: it has a parameter worker_config, or the class is a Worker whose
+    constructor takes any parameter."""
     code = getattr(getattr(cls, "__init__", None), "__code__", None)
     if code is None:
         return False
@@ -334,13 +335,13 @@ def takes_config(cls: Any) -> bool:
 
 
 def known_classes() -> dict[str, str]:
-    """Names for classes that are no import paths, for drivers in other languages: TROUPE_CLASSES=name=package.module:Class,…"""
+    """Reads names of classes, for drivers in other languages, from TROUPE_CLASSES=name=package.module:Class,…"""
     pairs = [p.partition("=") for p in os.environ.get("TROUPE_CLASSES", "").split(",") if p]
     return {name: path for name, _, path in pairs}
 
 
 def import_class(path: str) -> Any:
-    """The class at package.module.Class, or package.module:Class.Inner."""
+    """Imports the class at package.module.Class or package.module:Class.Inner."""
     if ":" in path:
         module_name, _, rest = path.partition(":")
         names = rest.split(".")
@@ -358,7 +359,7 @@ def import_class(path: str) -> Any:
             outer, _, inner = module_name.rpartition(".")
             if not outer or err.name is None or not (module_name == err.name or module_name.startswith(err.name + ".")):
                 raise
-            module_name, names = outer, [inner, *names]  # a class inside a class
+            module_name, names = outer, [inner, *names]  # the path names a class inside a class
     for name in names:
         try:
             found = getattr(found, name)
@@ -381,7 +382,7 @@ def logger(name: str) -> Any:
 
 
 def prepare(host: Host) -> None:
-    """Gives the process its driver's search path. What is absent on this node is an error that names it."""
+    """Gives the process the driver's search path. If a directory is missing on this node, or the Python version differs, the error names it."""
     wanted = host.config.get("python", "")
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
     if wanted and wanted != here:
@@ -401,7 +402,7 @@ def prepare(host: Host) -> None:
 
 
 def main() -> int:
-    path = os.environ.pop("TROUPE_ASSIGNMENT", None)  # what the worker starts is not the worker once more
+    path = os.environ.pop("TROUPE_ASSIGNMENT", None)  # removed, so that child processes do not take themselves for workers
     if not path:
         sys.stderr.write("troupe.worker is started by an agent, which says in TROUPE_ASSIGNMENT what it is to play\n")
         return 2
@@ -426,7 +427,7 @@ def main() -> int:
 
 
 def end_process(err: SystemExit) -> NoReturn:
-    """Ends the process as sys.exit does: a text goes to standard error, and the exit code is 1."""
+    """Ends the process as sys.exit does: a message goes to standard error, and makes the exit code 1."""
     code = err.code if isinstance(err.code, int) else 0 if err.code is None else 1
     if not isinstance(err.code, (int, type(None))):
         sys.stderr.write(f"{_errors.text_of(err.code)}\n")
@@ -439,7 +440,7 @@ def end_process(err: SystemExit) -> NoReturn:
 
 
 def _exit(code: int) -> None:
-    """Ends the process without waiting for threads that user code left."""
+    """Ends the process without waiting for threads left by user code."""
     import atexit
 
     try:
@@ -451,11 +452,11 @@ def _exit(code: int) -> None:
 
 
 if __name__ == "__main__":
-    # Under its own name, so that what is imported from troupe.worker is what runs.
+    # Import the module under its real name, so that code which imports troupe.worker gets the running module.
     from troupe import worker
 
     if sys.argv[1:]:
         from troupe import _forkserver
 
-        _forkserver.serve()  # returns in workers
+        _forkserver.serve()  # returns only in forked workers
     _exit(worker.main())

@@ -19,11 +19,11 @@ import troupe
 
 from .. import register
 
-_FETCHES = 8  # calls for tensors that one worker answers at once
+_FETCHES = 8  # fetches of tensors that one worker serves at once
 
 
 class EngineImportFailure(Exception):
-    """The class of an engine cannot be imported, or is none."""
+    """The class of an engine cannot be imported."""
 
 
 class EngineMissing(Exception):
@@ -31,7 +31,7 @@ class EngineMissing(Exception):
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that no process of this host listens on now."""
+    """Returns ports that no process of this host listens on now."""
     sockets = [socket.socket(socket.AF_INET, socket.SOCK_STREAM) for _ in range(count)]
     try:
         for s in sockets:
@@ -52,8 +52,8 @@ class _Silent(WSGIRequestHandler):
 
 
 class EngineWorker(troupe.Worker):
-    """Hosts engines by name. Their calls run one at a time on the main thread, in the order of arrival, as collectives require; tensors are
-    fetched beside them. AReaL's own HTTP routes for health, ports, forks and tensors are served too, for processes outside of Troupe."""
+    """Hosts engines by name. Their calls run one at a time on the main thread, in the order of arrival, as collectives require; tensors are fetched
+    on other threads. AReaL's HTTP routes for health, ports, forks and tensors are served too, for processes outside of Troupe."""
 
     def __init__(self, role: str, first_index: int, trial: dict[str, Any], ports: int) -> None:
         from areal.infra.rpc import rtensor
@@ -87,7 +87,7 @@ class EngineWorker(troupe.Worker):
 
     @register(lane="control")
     def describe(self) -> tuple[str, list[int]]:
-        """The address of this worker's host, and its ports."""
+        """Returns the address of this worker's host, and its ports."""
         return self.host, self.ports
 
     @register()
@@ -126,7 +126,7 @@ class EngineWorker(troupe.Worker):
         if isinstance(result, Future):
             result = result.result()
         if isinstance(target, TrainEngine) and target.initialized and not target.is_data_parallel_head():
-            return None  # the controller drops it, and nothing would delete the tensors
+            return None  # the controller drops it, so nothing would delete the tensors
         return RTensor.remotize(result, node_addr=self.node_addr)
 
     @register(concurrency=_FETCHES)
@@ -143,7 +143,7 @@ class EngineWorker(troupe.Worker):
             rtensor.remove(shard)
 
     def _named(self, engine: str) -> str:
-        """The name of an engine; `actor/*` is the one with this worker's index."""
+        """Returns the name of an engine; `actor/*` becomes the name with this worker's index."""
         return f"{engine[:-1]}{self.index}" if engine.endswith("/*") else engine
 
     def close(self) -> None:
@@ -156,7 +156,7 @@ class EngineWorker(troupe.Worker):
 
 
 class CommandWorker(troupe.Worker):
-    """Runs a command that serves AReaL's HTTP routes, as a child on this worker's node with its devices. The worker ends with the child."""
+    """Runs a command that serves AReaL's HTTP routes, as a child process on this worker's node with its devices. The worker exits with the child."""
 
     def __init__(self, role: str, first_index: int, command: list[str], ports: int) -> None:
         from areal.utils.network import gethostip
@@ -164,7 +164,7 @@ class CommandWorker(troupe.Worker):
         index = first_index + self.rank
         self.host, self.ports = gethostip(), free_ports(max(ports, 1))
         command = [word.replace("{port}", str(self.ports[0])).replace("{index}", str(index)) for word in command]
-        found = os.pathsep.join(p for p in sys.path if p)  # the child finds the modules that this worker finds
+        found = os.pathsep.join(p for p in sys.path if p)  # the child finds the same modules as this worker
         self._child = subprocess.Popen(command, stdin=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": found})
         threading.Thread(target=self._end_with_child, daemon=True, name="areal-command").start()
 
@@ -178,7 +178,7 @@ class CommandWorker(troupe.Worker):
 
     @register(lane="control")
     def healthy(self) -> bool:
-        """Whether the child answers on its port."""
+        """Returns whether the child answers on its port."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[0]}/health", timeout=2) as answer:
                 return bool(answer.status == 200)
@@ -187,8 +187,8 @@ class CommandWorker(troupe.Worker):
 
 
 def tensors_of(owner: str) -> Any:
-    """A backend for AReaL's RTensors. A shard is named after its owner, `role.rank.id`: processes of the run get it from that worker by a
-    call, in shared memory on the same host; processes outside of it by HTTP, as before."""
+    """Returns a backend for AReaL's RTensors. The name of a shard contains its owner, `role.rank.id`. Processes of the run fetch it from that worker
+    by a call, through shared memory on the same host; processes outside of the run use HTTP, as before."""
     from areal.infra.rpc.rtensor import HttpRTensorBackend, fetch, store
 
     class Tensors(HttpRTensorBackend):  # type: ignore[misc]
@@ -237,7 +237,7 @@ def tensors_of(owner: str) -> Any:
 
 
 def _by_owner(shards: Any) -> dict[str, list[int]]:
-    """The places of shards in a list, by owner; those that no worker of the run owns under an empty name."""
+    """Returns the indices of shards by owner; shards not owned by a worker of the run are under an empty name."""
     found: dict[str, list[int]] = {}
     for i, shard in enumerate(shards):
         parts = str(shard).split(".")
@@ -270,7 +270,7 @@ def _wants_broadcast(engine: Any, meta: dict[str, Any] | None) -> bool:
 
 
 def _broadcast(engine: Any, *values: Any) -> list[Any]:
-    """The arguments of the data-parallel head, on all ranks of its group."""
+    """Broadcasts the arguments of the data-parallel head to all ranks of its group."""
     from areal.infra.platforms import current_platform
     from areal.infra.rpc.guard.engine_blueprint import resolve_broadcast_target
     from areal.utils.data import broadcast_tensor_container, tensor_container_to

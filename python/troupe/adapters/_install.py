@@ -1,4 +1,4 @@
-"""Puts an adapter's classes in place of a framework's own, for programs that are not changed: when the framework's module is imported."""
+"""Replaces a framework's classes by an adapter's when the framework's module is imported, for unmodified programs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import warnings
 from typing import Any
 
-# By adapter and module of the framework, the names that are replaced and the adapter's names for them.
+# By adapter and module of the framework: the replaced names, and the adapter's names for them.
 _REPLACED = {
     "verl": {
         "verl.single_controller.ray.base": {"RayWorkerGroup": "TroupeWorkerGroup", "RayResourcePool": "TroupeResourcePool"},
@@ -24,17 +24,17 @@ ADAPTERS = tuple(_REPLACED)
 
 
 _installed: set[str] = set()
-_loading: dict[str, int] = {}  # by adapter, how many modules of its framework are being imported, one inside the other
+_loading: dict[str, int] = {}  # by adapter, the nesting depth of imports of its framework's modules
 
 
 def install_named(variable: str) -> None:
-    """Installs the adapters that the value of TROUPE_RAY names."""
+    """Installs the adapters named in the value of TROUPE_RAY."""
     for adapter in variable.split(",")[1:]:
         install(adapter)
 
 
 def install(adapter: str) -> None:
-    """From now on the framework's classes are the adapter's, in this process."""
+    """Replaces the framework's classes by the adapter's in this process, in modules imported already and later."""
     if adapter in _installed:
         return
     _installed.add(adapter)
@@ -52,12 +52,12 @@ def _replace(adapter: str) -> None:
     ours = importlib.import_module(f"troupe.adapters.{adapter}")
     for module, names in _REPLACED[adapter].items():
         for theirs, name in names.items():
-            if hasattr(sys.modules.get(module), theirs) and hasattr(ours, name):  # else one of them is being imported, and its end leads here again
+            if hasattr(sys.modules.get(module), theirs) and hasattr(ours, name):  # otherwise one is still being imported, and its end calls this
                 setattr(sys.modules[module], theirs, getattr(ours, name))
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the framework's modules where they are; when one has been loaded, its names are replaced."""
+    """Finds the framework's modules in their usual place, and has their names replaced after loading."""
 
     def __init__(self, adapter: str, modules: set[str]) -> None:
         self._adapter, self._modules = adapter, modules
@@ -73,7 +73,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Loader(importlib.abc.Loader):
-    """The module's own loader, and then the replacement."""
+    """Runs the module's own loader, and then the replacement."""
 
     def __init__(self, loader: Any, adapter: str) -> None:
         self._loader, self._adapter = loader, adapter
@@ -90,5 +90,5 @@ class _Loader(importlib.abc.Loader):
             self._loader.exec_module(module)
         finally:
             _loading[self._adapter] -= 1
-        if not _loading[self._adapter]:  # the adapter imports them all
+        if not _loading[self._adapter]:  # wait for the outermost import, because the adapter imports all of them
             _replace(self._adapter)

@@ -1,4 +1,4 @@
-"""What the adapters of frameworks on Ray share. They run in programs whose `ray` is troupe.ray: the workers of a group are actors there, and
+"""Code shared by the adapters of frameworks on Ray. They run in programs whose `ray` is troupe.ray: the workers of a group are actors there, and
 ranks of one role, so that a call of the whole group is one call of the role."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from troupe.ray import _group_call
 
 
 def require_troupe_ray(framework: str) -> None:
-    """Refuses a program whose `ray` is another."""
+    """Raises ImportError in a program whose `ray` is not troupe.ray."""
     found = sys.modules.get("ray")
     if getattr(found, "ObjectRef", None) is not troupe.ray.ObjectRef:
         where = getattr(found, "__file__", None) or "not imported"
@@ -19,8 +19,8 @@ def require_troupe_ray(framework: str) -> None:
 
 
 def call_all(workers: list[Any], method: str, args: tuple[Any, ...], kwargs: dict[str, Any], first: tuple[Any, ...] = ()) -> list[Any]:
-    """Calls a method of all workers; the references to their results. If all arguments are lists as long as there are workers, each worker
-    gets its element, otherwise each gets all of them; before them the arguments `first`."""
+    """Calls a method of all workers and returns the references to the results. If all arguments are lists with one element per worker, each worker
+    gets its element; otherwise each gets all arguments. The arguments `first` come before them."""
     count = len(workers)
     if all(isinstance(v, list) and len(v) == count for v in (*args, *kwargs.values())):
         calls = [((*first, *(a[i] for a in args)), {k: v[i] for k, v in kwargs.items()}) for i in range(count)]
@@ -30,7 +30,8 @@ def call_all(workers: list[Any], method: str, args: tuple[Any, ...], kwargs: dic
 
 
 def check_nodes(what: str, wanted: list[dict[str, float]]) -> None:
-    """Raises ValueError if resources that are wanted on one node each can never be had: a node would be too small, or all nodes together."""
+    """Raises ValueError if resources that are wanted on one node each can never be provided: no node is large enough, or all nodes together are too
+    small."""
     nodes = [n["Resources"] for n in troupe.ray.nodes() if n["Alive"]]
     there = "; ".join(", ".join(f"{n.get(name, 0):g} {name}" for name in sorted({k for w in wanted for k in w})) for n in nodes)
     for one in wanted:

@@ -3,8 +3,8 @@
     from troupe.adapters.areal import TroupeScheduler
     PPOTrainer._init_scheduler = lambda self: TroupeScheduler(exp_config=self.config)
 
-A role is a Troupe role whose workers host engines, on one reservation; forked roles lie over the devices of their target. Calls that an
-event loop makes to several workers of a role before it goes on are sent together: one publish for those with the same arguments.
+An AReaL role is a Troupe role whose workers host engines, on one reservation. Forked roles share the devices of their target. Calls that an event
+loop makes to several workers of a role in one iteration are sent together; calls with the same arguments are published once.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ __all__ = ["TroupeScheduler"]
 
 logger = logging.getLogger("TroupeScheduler")
 
-_RPC_SERVER = "areal.infra.rpc.rpc_server"  # what a command without one of its own would run: here the workers do its work
-_NO_DEVICES = {"CPU": 0.001}  # a bundle of a worker without devices: it has a node, which forked roles share
+_RPC_SERVER = "areal.infra.rpc.rpc_server"  # the default command of AReaL's workers; here the workers do its work themselves
+_NO_DEVICES = {"CPU": 0.001}  # bundle of a worker without devices: it fixes a node, which forked roles share
 _CREATE_TIMEOUT = 300.0  # seconds for the constructor of an engine
 _ENV_TIMEOUT = 30.0
 
@@ -58,12 +58,12 @@ class _Info:
         self.cluster = cluster
         self.rank = rank
         self.spec = spec
-        self.serves_http = serves_http  # a command of its own, which is called by HTTP
-        self.worker = Worker(id=f"{role}/{index}", ip="")  # its address is known when it has started
+        self.serves_http = serves_http  # whether the worker runs its own command and is called over HTTP
+        self.worker = Worker(id=f"{role}/{index}", ip="")  # the address is set after the start
 
 
 class _Call:
-    """A call of a method of one worker, until it is sent with others."""
+    """A call of one worker's method, until it is sent together with others."""
 
     def __init__(self, info: _Info, method: str, timeout: float, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.info = info
@@ -75,11 +75,12 @@ class _Call:
 
 
 class TroupeScheduler(Scheduler):  # type: ignore[misc]
-    """Runs AReaL's workers as Troupe roles. Without a session of this process it starts one: troupe.init().
+    """Runs AReaL's workers as Troupe roles. If this process has no session, it calls troupe.init().
 
-    startup_timeout: seconds that the workers of a role may take to start, and that a request for devices waits. policy: what happens when
-    a worker dies, as in troupe.WorkerConfig; by default its role fails. gpu_devices and log_dir are taken for programs that were written for
-    LocalScheduler: the devices are those of the session, and output is in `troupe logs`.
+    - startup_timeout: seconds that the workers of a role may take to start, and that a request for devices waits.
+    - policy: what happens when a worker dies, as in troupe.WorkerConfig; by default its role fails.
+    - gpu_devices and log_dir are accepted for programs written for LocalScheduler: the devices are those of the session, and `troupe logs` shows
+      output.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class TroupeScheduler(Scheduler):  # type: ignore[misc]
     ) -> None:
         self._workers: dict[str, list[_Info]] = {}
         self._colocated_roles: dict[str, str] = {}  # by role, the role whose workers or devices it shares
-        self._reservations: dict[str, troupe.Reservation] = {}  # by the role that has made it
+        self._reservations: dict[str, troupe.Reservation] = {}  # by the role that created it
         self._queued: dict[asyncio.AbstractEventLoop, list[_Call]] = {}
         self.experiment_name, self.trial_name, self.fileroot = experiment_name, trial_name, fileroot
         self.enable_tms_offload = bool(enable_tms_offload)
@@ -156,7 +157,7 @@ class TroupeScheduler(Scheduler):  # type: ignore[misc]
         return made
 
     def _specs(self, job: Job) -> list[SchedulingSpec]:
-        """The specification of each worker."""
+        """Returns the specification of each worker."""
         tasks = list(job.tasks or []) or [SchedulingSpec(cpu=1, gpu=0, mem=1, port_count=2)]
         if len(tasks) not in (1, job.replicas):
             raise WorkerCreationError(job.role, "Invalid configuration", f"schedulings length ({len(tasks)}) must be 1 or equal to replicas ({job.replicas})")
@@ -183,7 +184,7 @@ class TroupeScheduler(Scheduler):  # type: ignore[misc]
         return [info.worker.id for info in self._workers[target]]
 
     def _start(self, role: str, specs: list[SchedulingSpec], reservation: troupe.Reservation, command: str | None = None) -> list[str]:
-        """Starts the workers of a role in the background: a Troupe role for each run of equal specifications, which is one as a rule."""
+        """Starts the workers of a role in the background: one Troupe role for each run of equal specifications, usually a single one."""
         parts = [list(part) for _, part in groupby(range(len(specs)), key=lambda i: specs[i])]
         workers: list[_Info] = []
         with _creating(role):
@@ -217,7 +218,7 @@ class TroupeScheduler(Scheduler):  # type: ignore[misc]
         return troupe.Cluster.create(name, CommandWorker, reservation, config, worker_args=(role, indices[0], self._whole_command(command, role), spec.port_count))
 
     def _whole_command(self, words: list[str], role: str) -> list[str]:
-        """A command with the arguments that AReaL's servers take; {port} and {index} are each worker's own."""
+        """Adds the arguments that AReaL's servers take to a command; each worker replaces {port} and {index}."""
         resolve = self.name_resolve_config
         flags = {
             "host": "0.0.0.0", "port": "{port}", "experiment-name": self.experiment_name, "trial-name": self.trial_name, "role": role, "worker-index": "{index}",
@@ -245,7 +246,7 @@ class TroupeScheduler(Scheduler):  # type: ignore[misc]
                 while info.serves_http and not info.cluster.workers[info.rank].healthy():
                     if time.monotonic() > deadline:
                         raise WorkerTimeoutError(role, limit)
-                    time.sleep(self.health_check_interval)  # a server of another program: there is nothing to wait on
+                    time.sleep(self.health_check_interval)  # polls, because another program's server gives no notification
         except troupe.TimedOutError:
             raise WorkerTimeoutError(role, limit) from None
         except troupe.Error as err:
@@ -253,7 +254,7 @@ class TroupeScheduler(Scheduler):  # type: ignore[misc]
         return [info.worker for info in workers]
 
     def delete_workers(self, role: str | None = None, reverse_order: bool = False) -> None:
-        """Ends a role, or all. Troupe ends rank 0 of a role last, whatever reverse_order says."""
+        """Ends a role, or all roles. Troupe ends rank 0 of a role last, regardless of reverse_order."""
         if role is None:
             while self._colocated_roles or self._workers:
                 self.delete_workers(next(reversed(self._colocated_roles or self._workers)))
@@ -268,19 +269,19 @@ class TroupeScheduler(Scheduler):  # type: ignore[misc]
             reservation.release()
 
     def _holder(self, role: str) -> str:
-        """The role with the reservation that a role lies on."""
+        """Returns the role that holds the reservation of a role."""
         while role not in self._reservations:
             role = self._colocated_roles[role]
         return role
 
     def _configure_workers(self, workers: list[_Info]) -> None:
-        """Seeds every worker; those that run a command when they serve."""
+        """Seeds every worker; workers that run a command are configured once they serve."""
         for cluster in _clusters(workers):
             if workers[0].serves_http:
                 self.get_workers(workers[0].role)
                 asyncio.run(_configure_by_http(workers, self.exp_config))
                 return
-            cluster.seed.remote(self.exp_config)  # calls that follow run after it
+            cluster.seed.remote(self.exp_config)  # later calls run after it
 
     # Engines.
 
@@ -320,7 +321,7 @@ class TroupeScheduler(Scheduler):  # type: ignore[misc]
         self, worker_id: str, method: str, engine_name: str | None = None, *args: Any, rpc_meta: dict[str, Any] | None = None,
         http_timeout: float = 7200.0, max_retries: int = 3, retry_delay: float = 1.0, **kwargs: Any,
     ) -> Any:  # fmt: skip
-        """Calls a method of an engine and waits. A call runs at most once: max_retries and retry_delay have no effect."""
+        """Calls a method of an engine and waits for the result. A call runs at most once, so max_retries and retry_delay have no effect."""
         info = self._find(worker_id)
         if info.serves_http:
             return asyncio.run(_call_by_http(info, method, engine_name or worker_id, args, kwargs, rpc_meta, http_timeout))
@@ -332,7 +333,7 @@ class TroupeScheduler(Scheduler):  # type: ignore[misc]
         self, worker_id: str, method: str, engine_name: str | None = None, *args: Any, rpc_meta: dict[str, Any] | None = None,
         http_timeout: float = 7200.0, max_retries: int = 3, retry_delay: float = 1.0, **kwargs: Any,
     ) -> Any:  # fmt: skip
-        """call_engine for event loops."""
+        """Calls a method of an engine as call_engine does, in an event loop."""
         info = self._find(worker_id)
         if info.serves_http:
             return await _call_by_http(info, method, engine_name or worker_id, args, kwargs, rpc_meta, http_timeout)
@@ -349,7 +350,7 @@ class TroupeScheduler(Scheduler):  # type: ignore[misc]
     # Calls to several workers of a role.
 
     async def _call(self, call: _Call) -> Any:
-        """Sends a call with all that this event loop makes before it goes on, and waits for its answer."""
+        """Sends a call together with all others of this loop iteration, and waits for its answer."""
         loop = asyncio.get_running_loop()
         queued = self._queued.setdefault(loop, [])
         if not queued:
@@ -367,7 +368,7 @@ class TroupeScheduler(Scheduler):  # type: ignore[misc]
                         call.sent.set_exception(err)
 
     def _send(self, group: list[_Call]) -> None:
-        """Sends calls to different workers of one role: to all of them as one call, otherwise each by itself."""
+        """Sends calls to different workers of one role: as one call if they cover all workers, otherwise separately."""
         cluster, method, timeout = group[0].info.cluster, group[0].method, group[0].timeout
         if len(group) < cluster.world_size or len(group) == 1:
             for call in group:
@@ -382,11 +383,11 @@ class TroupeScheduler(Scheduler):  # type: ignore[misc]
         try:
             self.delete_workers()
         except Exception:
-            pass  # the session has ended, and the roles with it
+            pass  # the session has ended, and its roles with it
 
 
 def _groups(calls: list[_Call]) -> list[list[_Call]]:
-    """Calls of one method to different workers of a role, together. Each worker's own calls stay in order."""
+    """Groups calls of one method to different workers of a role. The calls of each worker stay in order."""
     groups: list[list[_Call]] = []
     for call in calls:
         at = len(groups)
@@ -402,12 +403,12 @@ def _groups(calls: list[_Call]) -> list[list[_Call]]:
 
 
 def _take(call: _Call, future: Any) -> None:
-    if not call.sent.done():  # it is when the caller's task was cancelled
+    if not call.sent.done():  # already done if the caller's task was cancelled
         call.sent.set_result(future)
 
 
 def _own(engine: str, info: _Info) -> str:
-    """An engine's name in which the index of its worker is left out, so that it is the same for all workers of a role."""
+    """Replaces the worker's index in an engine's name by `*`, so that all workers of a role use the same name."""
     return sys.intern(f"{engine[: -len(str(info.index))]}*" if engine.endswith(f"/{info.index}") else engine)
 
 
@@ -424,7 +425,7 @@ def _end(workers: list[_Info]) -> None:
 
 
 def _failed(workers: list[_Info], err: troupe.Error) -> WorkerFailedError:
-    """A lost worker, as AReaL knows it."""
+    """Converts the error of a lost worker to AReaL's."""
     lost = next((w for w in workers if w.rank == err.rank), workers[0])
     code = -getattr(signal, err.signal, 0) if err.signal else 1 if err.exit_code is None else err.exit_code
     return WorkerFailedError(lost.worker.id, code, "\n".join(err.last_lines) or str(err))
@@ -435,7 +436,7 @@ def _reason(err: BaseException) -> str:
 
 
 class _creating:
-    """Errors of Troupe while workers are created, as AReaL knows them."""
+    """Converts Troupe's errors while workers are created to AReaL's."""
 
     def __init__(self, role: str) -> None:
         self._role = role
@@ -449,7 +450,7 @@ class _creating:
 
 
 class _calling:
-    """Errors of a call to an engine, as AReaL knows them."""
+    """Converts the errors of a call to an engine to AReaL's."""
 
     def __init__(self, info: _Info, method: str) -> None:
         self._info, self._method = info, method
@@ -467,7 +468,7 @@ class _calling:
             raise EngineCallError(worker, self._method, f"Engine method '{self._method}' failed: {err}") from err
 
 
-# Workers that run a command of their own are called by HTTP, in AReaL's own form.
+# Workers that run their own command are called over HTTP, in AReaL's format.
 
 
 async def _post(info: _Info, route: str, payload: Any, timeout: float) -> tuple[int, Any]:

@@ -1,7 +1,7 @@
 """ROLL's Cluster and ResourceManager on Troupe, for programs that run with `python -m troupe.ray --adapter roll …`.
 
-The workers of a cluster are one Troupe role. ROLL's dispatch modes are its own; what they give several ranks, one value for all or the shard of
-a data-parallel rank, is encoded once and published once.
+The workers of a cluster are one Troupe role. ROLL's dispatch modes are unchanged; arguments that several ranks share, the same value for all or
+the shard of a data-parallel rank, are encoded and published once.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ __all__ = ["TroupeCluster", "TroupeResourceManager"]
 
 _workers.require_troupe_ray("ROLL")
 
-_LATER = "later"  # stands for the address of rank 0 until that is known
+_LATER = "later"  # placeholder for the address of rank 0 until it is known
 
 
 class TroupeResourceManager(ResourceManager):  # type: ignore[misc]
-    """The nodes and devices of clusters: all of them are held, or none."""
+    """The nodes and devices of clusters, reserved together: all or none."""
 
     def __init__(self, num_gpus_per_node: int, num_nodes: int | None) -> None:
         with _forming.reserving(num_nodes or _nodes_with(num_gpus_per_node)):
@@ -40,7 +40,7 @@ class TroupeCluster(Cluster):  # type: ignore[misc]
     worker_cls: Any
 
     def _create_workers(self) -> None:
-        """Has ROLL plan the workers, and creates them together: rank 0 tells its address to the others when it is up."""
+        """Lets ROLL plan the workers, and creates them together. Rank 0 tells the others its address when it has started."""
         cls, plan = self.worker_cls, _Plan(self.worker_cls)
         self.worker_cls = plan
         try:
@@ -51,17 +51,18 @@ class TroupeCluster(Cluster):  # type: ignore[misc]
         self.master_addr, self.master_port = ray.get(self.workers[0].get_master_addr_and_port.remote())
 
     def execute_all_async(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """Calls a method of all workers; lists as long as the cluster in all arguments are divided among them. One call of the role."""
+        """Calls a method of all workers, as one call of the role. If all arguments are lists with one element per worker, each worker gets its
+        element."""
         return _workers.call_all(self.workers, method_name, args, kwargs)
 
 
 def _nodes_with(devices: int) -> int:
-    """How many nodes have so many devices."""
+    """Returns the number of nodes with at least that many devices."""
     return sum(int(n["Resources"].get(current_platform.ray_device_key, 0)) >= devices for n in ray.nodes())
 
 
 class _Plan:
-    """In place of the decorated class of workers: keeps what each worker is to be created with, and has all else of the class."""
+    """Stands in for the decorated worker class: records the options and arguments of each worker, and forwards all else to the class."""
 
     def __init__(self, cls: Any) -> None:
         self._cls = cls
@@ -75,7 +76,7 @@ class _Plan:
         return self._planned[-1]
 
     def create(self) -> list[Any]:
-        """Creates the workers; their handles in the order of ranks."""
+        """Creates the workers. Returns their handles in the order of ranks."""
         with _forming.forming():
             first, *others = self._planned
             workers = [self._cls.options(**first.options).remote(**first.arguments)]
@@ -87,14 +88,14 @@ class _Plan:
 
 
 class _Planned:
-    """A worker that is to be created: in place of its handle while ROLL plans."""
+    """A worker to be created. It stands in for the handle while ROLL plans."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self.options = options
         self.arguments: dict[str, Any] = {}
 
     def remote(self, **arguments: Any) -> _Planned:
-        self.arguments = {name: ray.put(value) for name, value in arguments.items()}  # as they are now: ROLL changes them for the next worker
+        self.arguments = {name: ray.put(value) for name, value in arguments.items()}  # copied now, because ROLL changes them for the next worker
         return self
 
     @property
@@ -102,7 +103,7 @@ class _Planned:
         return _Master()
 
     def without_master(self) -> dict[str, Any]:
-        """The options without the variables that are not known yet."""
+        """Returns the options without the variables that are not known yet."""
         env = self.options["runtime_env"]
         variables = {name: value for name, value in env["env_vars"].items() if value != _LATER}
         return {**self.options, "runtime_env": {**env, "env_vars": variables}}
@@ -114,7 +115,8 @@ class _Master:
 
 
 def _with_master(cls: type) -> type:
-    """The class of the workers behind rank 0: its constructor gets the address of rank 0, which has started by then, as ROLL's workers expect it."""
+    """Returns the class for workers other than rank 0. Its constructor gets the address of rank 0, which has started by then, as ROLL's workers
+    expect."""
 
     def __init__(self: Any, *args: Any, troupe_master: tuple[str, int], **kwargs: Any) -> None:
         os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = troupe_master[0], str(troupe_master[1])

@@ -2,10 +2,10 @@
 
     RayPPOTrainer(…, ray_worker_group_cls=TroupeWorkerGroup)
 
-or, for programs as they are, `python -m troupe.ray --adapter verl …`.
+or, for unmodified programs, `python -m troupe.ray --adapter verl …`.
 
-The workers of a group are one Troupe role. verl's dispatch modes are its own; what they give several ranks, one value for all or the shard of
-a data-parallel rank, is encoded once and published once.
+The workers of a group are one Troupe role. verl's dispatch modes are unchanged; arguments that several ranks share, the same value for all or the
+shard of a data-parallel rank, are encoded and published once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _workers.require_troupe_ray("verl")
 
 
 class TroupeResourcePool(RayResourcePool):  # type: ignore[misc]
-    """The nodes and devices of worker groups: all of them are held, or none. A pool that can never be had is refused at once."""
+    """The nodes and devices of worker groups, reserved together: all or none. A pool that the nodes can never satisfy is refused immediately."""
 
     pgs: list[Any] | None
 
@@ -45,7 +45,7 @@ class TroupeResourcePool(RayResourcePool):  # type: ignore[misc]
         return wanted
 
     def release(self) -> None:
-        """Gives the resources back; workers on them are ended."""
+        """Releases the resources and ends the workers on them."""
         groups, self.pgs = self.pgs or [], None
         for group in groups:
             ray.util.remove_placement_group(group)
@@ -59,7 +59,8 @@ class TroupeWorkerGroup(RayWorkerGroup):  # type: ignore[misc]
             super().__init__(*args, **kwargs)
 
     def execute_all_async(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """Calls a method of all workers; lists as long as the group in all arguments are divided among them. One call of the role."""
+        """Calls a method of all workers, as one call of the role. If all arguments are lists with one element per worker, each worker gets its
+        element."""
         if self.fused_worker_used and method_name not in self.method_names:
             return _workers.call_all(self._workers, self.fused_worker_execute_fn_name, args, kwargs, first=(f"{self.sub_cls_name}_fwmn_{method_name}",))
         return _workers.call_all(self._workers, method_name, args, kwargs)
