@@ -17,16 +17,16 @@ import (
 func TestTimeline(t *testing.T) {
 	u := newShell(t)
 	u.up()
-	name := "r" + rand.Text() // the recorder is that of the process: it has the calls of other roles named four
-	rt := u.runs(roles.Spec{Name: name, World: 4})
-	cluster, err := rt.Attach(context.Background(), name)
+	u = u.with("TROUPE_NAMESPACE", "n"+rand.Text()) // the recorder is that of the process: it has the calls of other tests
+	rt := u.runs(four)
+	cluster, err := rt.Attach(context.Background(), "four")
 	require.NoError(t, err)
 	_, err = roles.CallEach[int](t.Context(), cluster, "rank")
 	require.NoError(t, err)
 	file := filepath.Join(t.TempDir(), "trace.json")
-	out := u.output("timeline", name, "-o", file)
+	out := u.output("timeline", "four", "-o", file)
 	require.Regexp(t, `(?m)^LANE +NODE +PID +EVENTS +RUNNING +CLOCK$`, out)
-	require.Regexp(t, `(?m)^`+name+`\[3\] .* ± \d`, out)
+	require.Regexp(t, `(?m)^four\[3\] .* ± \d`, out)
 	require.Contains(t, out, "events written to "+file)
 	data, err := os.ReadFile(file)
 	require.NoError(t, err)
@@ -52,17 +52,17 @@ func TestTimeline(t *testing.T) {
 		Silent []timeline.Silent `json:"silent"`
 		Late   []timeline.Late   `json:"late"`
 	}
-	require.NoError(t, json.Unmarshal([]byte(u.output("timeline", name, "--json", "--last", "10m")), &summary))
+	require.NoError(t, json.Unmarshal([]byte(u.output("timeline", "four", "--json", "--last", "10m")), &summary))
 	require.Len(t, summary.Lanes, 5, "four ranks, and the driver, whose process is theirs")
 	require.Empty(t, summary.Silent)
 	require.NotNil(t, summary.Late)
 	require.Positive(t, summary.Lanes[4].Process.UncertaintyS)
-	require.True(t, json.Valid([]byte(u.output("timeline", name, "-o", "-"))))
+	require.True(t, json.Valid([]byte(u.output("timeline", "four", "-o", "-"))))
 
 	require.Contains(t, u.fails(1, "timeline", "five"), `no role "five"`)
-	require.Contains(t, u.fails(1, "timeline", name, "--failure"), "no timeline of a failure of role "+name)
-	require.Contains(t, u.fails(2, "timeline", name, "--last", "0s"), "--last")
-	require.Contains(t, u.fails(2, "timeline", name, "five", "--failure"), "--failure")
+	require.Contains(t, u.fails(1, "timeline", "four", "--failure"), "no timeline of a failure of role four")
+	require.Contains(t, u.fails(2, "timeline", "four", "--last", "0s"), "--last")
+	require.Contains(t, u.fails(2, "timeline", "four", "five", "--failure"), "--failure")
 	require.Contains(t, u.fails(2, "timeline", "a.b"), "a.b")
 	require.Contains(t, u.fails(2, "timeline"), "timeline --help")
 }
