@@ -124,8 +124,8 @@ type Argument struct {
 }
 
 // TakeArguments returns the values of the call's arguments that were references, once. They belong to the handler, which frees the
-// bodies and releases the references inside them at holder. A nil holder is the endpoint of the worker's host; a handler whose program
-// has an endpoint of its own, a driver that serves an object for instance, gives that one.
+// bodies. The references inside them are retained at holder, where the handler releases them. A nil holder stands for the endpoint of the
+// worker's host; a program with another endpoint, such as a driver that serves an object, passes that one.
 func TakeArguments(ctx context.Context, holder *bus.References) []Argument {
 	c, ok := ctx.Value(callKey{}).(*callContext)
 	if !ok {

@@ -254,7 +254,8 @@ func (r *References) reportLocked(now time.Time, due bool) {
 			r.tellLocked(wire.KindHeld, owner, r.ep.probePrefix+owner, refs)
 			continue
 		}
-		// No message has all of them: lost holds are corrected, lost drops when there are fewer references.
+		// No message can name all of them, so the owner cannot tell what is missing: these messages repair lost holds; a lost drop is
+		// repaired by the first report that names all.
 		for part := range slices.Chunk(refs, maxReport) {
 			r.tellLocked(wire.KindHold, owner, r.ep.probePrefix+owner, part)
 		}

@@ -389,13 +389,13 @@ func (r *References) ReleaseSent(refs ...wire.Reference) {
 	r.Release(refs...)
 }
 
-// Retained are references with one use each of the endpoint By, for a message that contains them.
+// Retained is a list of references inside a message. By has retained each of them once, until the receiver holds them.
 type Retained struct {
 	By   *References
 	List []wire.Reference
 }
 
-// ReleaseSent ends the uses when the message was received, or is not needed any more.
+// ReleaseSent ends these uses. The caller calls it once, when the message was received or is not needed any more.
 func (r Retained) ReleaseSent() {
 	if len(r.List) > 0 {
 		r.By.ReleaseSent(r.List...)

@@ -218,11 +218,11 @@ func TestManyReferencesOfOneOwner(t *testing.T) {
 			return bustest.Pass
 		})
 		holder.References().Retain(refs...)
-		time.Sleep(time.Second)
+		time.Sleep(time.Second) // of virtual time; the messages are lost in it
 		line.faults.SetRule(nil)
 		time.Sleep(5 * time.Second) // longer than the time between two reports
 		owner.References().Release(refs...)
-		time.Sleep(time.Second)
+		time.Sleep(time.Second) // longer than a value without holders is kept
 		require.Equal(t, len(refs), owner.References().Owned(), "all are held")
 		holder.References().Release(refs...)
 		require.Eventually(t, func() bool { return owner.References().Owned() == 0 }, time.Minute, 100*time.Millisecond)

@@ -78,7 +78,7 @@ type object struct {
 	core  *core
 	name  string
 	table table
-	// references count what Python refers to; nil: those of the worker's own endpoint.
+	// references is where the uses of Python are counted; nil: at the endpoint of the worker's host.
 	references *bus.References
 }
 
