@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -102,6 +103,24 @@ func (c *Cluster) FlushOutput(ctx context.Context) error {
 		return err
 	}
 	return o.sink.flush(ctx)
+}
+
+// FlushOutput returns when everything that the workers of this runtime's roles had printed has been written for the driver.
+func (rt *Runtime) FlushOutput(ctx context.Context) error {
+	rt.mu.Lock()
+	shown := make([]*Cluster, 0, len(rt.clusters))
+	for c := range rt.clusters {
+		shown = append(shown, c)
+	}
+	rt.mu.Unlock()
+	shown = slices.DeleteFunc(shown, func(c *Cluster) bool { return c.outputMode() == nodes.OutputUnset })
+	errs := make([]error, len(shown))
+	var group sync.WaitGroup
+	for i, c := range shown {
+		group.Go(bus.Guard(func() { errs[i] = c.FlushOutput(ctx) }))
+	}
+	group.Wait()
+	return errors.Join(errs...)
 }
 
 // flushAgents returns when the output of the workers has left their agents.

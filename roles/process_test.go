@@ -482,13 +482,14 @@ func TestOutputIsShown(t *testing.T) {
 	c := create(t, rt, spec)
 	_, err := c.Call(patient(t), "say", "all of us")
 	require.NoError(t, err)
-	require.NoError(t, c.FlushOutput(patient(t)))
+	require.NoError(t, rt.FlushOutput(patient(t)))
 	require.Regexp(t, `train\[\d\] all of us\ntrain\[[0-2,-]+\] all of us \[and 2 more ranks\]`, out.String())
 	_, err = c.Call(patient(t), "exit", 1)
 	require.Error(t, err)
 	require.NoError(t, c.Destroy(patient(t)))
 	require.Contains(t, out.String(), "train[1] that is enough")
 	require.ErrorContains(t, c.FlushOutput(patient(t)), "was set when the role was created")
+	require.NoError(t, rt.FlushOutput(patient(t)), "no role is left")
 
 	var kinds []string
 	require.NoError(t, nodes.ReadEvents(patient(t), tr.bus, nodes.EventQuery{Namespace: "default"}, func(e nodes.Event) error {

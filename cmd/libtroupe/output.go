@@ -15,13 +15,16 @@ import (
 
 // Kinds of records in the output pipe.
 const (
-	outputMark   uint32 = 0 // no text: a session has ended, and its output is before the record
-	outputStdout uint32 = 1
-	outputStderr uint32 = 2
+	outputEnd     uint32 = 0 // no text: a session has ended, and its output is before the record
+	outputStdout  uint32 = 1
+	outputStderr  uint32 = 2
+	outputFlushed uint32 = 3 // no text: the output that a flush waited for is before the record
 )
 
-// outputTimeout bounds the wait for a reader that does not read, at the end of a session.
-const outputTimeout = 2 * time.Second
+const (
+	outputTimeout = 2 * time.Second // for a reader that does not read, at a flush and at the end of a session
+	flushTimeout  = time.Second     // for the agents to send the output of a flush
+)
 
 // outputPipe carries the workers' output to a thread of Python, apart from completions, so that no call waits for it. A record is
 // two little-endian uint32, the kind and the length, and the text. A reader that does not read blocks the sink of the
@@ -71,12 +74,12 @@ func (p *outputPipe) put(kind uint32, text []byte) {
 	}
 }
 
-// mark writes the end of a session. It gives up if the reader does not read.
-func (p *outputPipe) mark() {
+// mark writes a record without text. It gives up if the reader does not read.
+func (p *outputPipe) mark(kind uint32) {
 	doneCh := make(chan struct{})
 	bus.Go(func() {
 		defer close(doneCh)
-		p.put(outputMark, nil)
+		p.put(kind, nil)
 	})
 	select {
 	case <-doneCh:

@@ -85,6 +85,7 @@ func init() {
 		"open":         (*core).open,            // bus, namespace, name, lease, private, output → runtime
 		"close":        (*core).close,           // runtime, now → nil: takes its roles down, or with now kills them
 		"end_created":  (*core).endCreated,      // runtime, now → nil: takes the roles down that a worker has created
+		"flush_output": (*core).flushOutput,     // runtime → nil: what workers have printed so far is in the output pipe
 		"create":       (*core).create,          // runtime, spec, background → cluster; with background its workers are being started
 		"started":      (*core).started,         // cluster, timeout → its description when its workers have been started
 		"deaths":       (*core).deaths,          // cluster, seen, side → deaths after the first seen ones; waits for one
@@ -190,7 +191,7 @@ func (c *core) close(ctx context.Context, r *request) (any, error) {
 	} else {
 		err = rt.Close(ctx)
 	}
-	c.output.mark()
+	c.output.mark(outputEnd)
 	if last {
 		c.memory.shared.closeUnused()
 	}
@@ -204,6 +205,19 @@ func (c *core) endCreated(ctx context.Context, r *request) (any, error) {
 		return nil, nil
 	}
 	return nil, rt.DestroyCreated(ctx, r.Now)
+}
+
+// flushOutput writes what workers have printed so far to the output pipe, and outputFlushed after it, also if some of it does not arrive in time.
+func (c *core) flushOutput(ctx context.Context, r *request) (any, error) {
+	rt, err := c.runtime(r.Runtime)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, flushTimeout)
+	defer cancel()
+	err = rt.FlushOutput(ctx)
+	c.output.mark(outputFlushed)
+	return nil, err
 }
 
 // clusterInfo describes a cluster.

@@ -27,6 +27,9 @@ class W(Worker):
     def hello(self, x):
         return x + self.rank
 
+    def say(self, line):
+        print(line)
+
     def compute(self, path, seconds):
         open(path, "w").close()
         end = time.monotonic() + seconds
@@ -88,6 +91,17 @@ def test_cells_of_a_notebook_make_blocking_calls():
         assert await book.cell("q = troupe.Queue(2)\nq.put(4)\nq.get(5)") == "4"
         assert await book.cell(PIPELINE) == "[14]"
         assert "Warning" not in await book.cell("c.shutdown()\ntroupe.shutdown()")
+
+    notebook(main)
+
+
+def test_what_workers_print_is_shown_before_the_cell_ends():
+    async def main(book):
+        await book.cell(START)
+        for n in range(5):
+            shown = await book.cell(f'c.execute_all_sync("say", "line {n}")\nNone')
+            assert re.search(rf"hello\[\d\] line {n}\n(.*\n)*hello\[.*\] line {n} \[and 2 more ranks\]", shown), shown
+        await book.cell("troupe.shutdown()")
 
     notebook(main)
 

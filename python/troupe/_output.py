@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from typing import Any
 
 from . import _check, _core, _errors
 
 MODES = ("all", "errors", "none", "raw")
-_MARK, _STDERR = 0, 2  # kinds of records, as in output.go
+_SESSION_END, _STDERR, _FLUSHED = 0, 2, 3  # kinds of records, as in output.go
 _END = 3.0  # seconds for writing the last lines when a session ends
+_CELL_END = 1.5  # seconds that a notebook cell waits for the output of its workers
 
 
 def mode(value: Any, name: str = "output") -> str:
@@ -43,22 +45,42 @@ class Reader:
         self._fd: int = core.lib.troupe_output()
         if self._fd < 0:
             raise core.fail(self._fd)
+        self._core = core
+        self._runtime = 0
         self._ended = threading.Event()
+        self._flushed = threading.Event()
 
-    def start(self) -> None:
+    def start(self, runtime: int) -> None:
+        """Starts the thread. In a notebook, every cell then ends after the output of its calls. Otherwise the lines that workers print last come after
+        the end of the cell: programs that run notebooks drop them, and a front end may show them under the next cell."""
+        self._runtime = runtime
         threading.Thread(target=self._run, daemon=True, name="troupe-output").start()
+        if _notebook() is not None:
+            _notebook().events.register("post_run_cell", self._flush)
 
     def join(self) -> None:
         """Waits, for a few seconds at most, until the output from before the end of the session has been written."""
+        if _notebook() is not None:
+            _notebook().events.unregister("post_run_cell", self._flush)
         self._ended.wait(_END)
+
+    def _flush(self, *_: object) -> None:
+        """Waits until what the workers have printed so far has been written. After a timeout, or if the core fails, the rest of it follows later."""
+        deadline = time.monotonic() + _CELL_END
+        self._flushed.clear()
+        if self._core.wait(self._core.ask("flush_output", runtime=self._runtime), deadline):
+            self._flushed.wait(max(0.0, deadline - time.monotonic()))
 
     def _run(self) -> None:
         try:
             while True:
                 head = self._read(8)
                 kind, length = int.from_bytes(head[:4], "little"), int.from_bytes(head[4:], "little")
-                if kind == _MARK:
+                if kind == _SESSION_END:
                     return
+                if kind == _FLUSHED:
+                    self._flushed.set()
+                    continue
                 data = self._read(length)
                 show(data, sys.stderr if kind == _STDERR else sys.stdout)
         except OSError:  # the pipe is closed: this is a forked child, or the interpreter is exiting
@@ -75,6 +97,13 @@ class Reader:
             parts.append(part)
             length -= len(part)
         return b"".join(parts)
+
+
+def _notebook() -> Any:
+    """Returns the IPython shell of this process if it is the kernel of a notebook, or None."""
+    module = sys.modules.get("IPython")
+    shell = module.get_ipython() if module is not None else None
+    return shell if getattr(shell, "kernel", None) is not None else None
 
 
 def show(data: bytes, out: Any) -> None:

@@ -313,7 +313,7 @@ def init(
         _traceback.install(_errors.Error)
         _current = Session(core, fields, pickle=pickle, head=head, working_dir=working_dir, device=_check.flag("device", device))
         _current.output = reader
-        reader.start()
+        reader.start(_current.id)
         if head is None and not given_namespace:
             print(f"troupe: namespace {namespace} on {_current.url}; `troupe status` shows it", file=sys.stderr, flush=True)
         return _current
