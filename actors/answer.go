@@ -16,7 +16,7 @@ func (w *Worker) answerLocked(c *call, body []byte, err error, now time.Time) {
 	c.free(c.body)     // set only if the call did not start
 	c.body, c.buf = nil, nil
 	if c.dropped {
-		if c.started != 0 && !isControlVerb(c.header.Method) {
+		if c.started != 0 && !c.binding.controlVerb {
 			w.recordRun(c, recorder.TextOf(c.header.Method), recorder.At(now), true)
 		}
 		c.free(body)
@@ -32,7 +32,7 @@ func (w *Worker) answerLocked(c *call, body []byte, err error, now time.Time) {
 	h := wire.Header{Rank: w.spec.Rank, Gen: w.spec.Gen}
 	if c.started != 0 {
 		h.Queued, h.Ran = c.started.sub(c.arrived), instantOf(now).sub(c.started)
-		if !isControlVerb(c.header.Method) {
+		if !c.binding.controlVerb {
 			name := w.stats.add(c.header.Method, h.Ran, err != nil)
 			w.recordRun(c, name, recorder.At(now), err != nil)
 		}

@@ -17,6 +17,8 @@ type binding struct {
 	bound  boundMethod
 	handle func(ctx context.Context, body []byte) ([]byte, error)
 	memory bus.Memory // for the bodies of an AsyncHandler; nil: Go's heap
+
+	controlVerb bool // it does not count as work
 }
 
 // boundMethod appends the method's encoded result to dst.
@@ -57,6 +59,7 @@ func (w *Worker) bindingOf(h *wire.Header) (*binding, error) {
 func (w *Worker) newBinding(h *wire.Header, info MethodInfo) *binding {
 	b := &binding{object: h.Object, method: h.Method, queue: w.queueOf(info.Lane)}
 	if verb, ok := verbs[h.Method]; ok {
+		b.controlVerb = verb.lane == Control
 		b.handle = func(ctx context.Context, body []byte) ([]byte, error) { return verb.do(w, ctx, body) }
 		return b
 	}

@@ -46,6 +46,9 @@ func (h *Host) heartbeatLoop() {
 				w.purge(time.Now())
 			}
 		}
+		if n%16 == 0 {
+			h.runners.trim()
+		}
 		for a, ws := range byRole {
 			h.sendHeartbeat(a, ws, n%16 == 0)
 		}
@@ -75,7 +78,7 @@ func (w *Worker) heartbeat() Heartbeat {
 	}
 	now := instantOf(time.Now())
 	for _, c := range w.active {
-		if !isControlVerb(c.header.Method) {
+		if !c.binding.controlVerb {
 			b.Calls++
 			if busy := max(now.sub(c.started), 1); busy > b.Busy {
 				b.Busy, b.Method = busy, c.header.Method

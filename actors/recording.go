@@ -59,7 +59,7 @@ func (h *Host) openRecords(namespace string, add func(recorder.Record)) {
 	for _, w := range h.Workers() {
 		w.mu.Lock()
 		for _, c := range w.active {
-			if isControlVerb(c.header.Method) {
+			if c.binding.controlVerb {
 				continue
 			}
 			rec := w.runRecord(c)

@@ -69,32 +69,19 @@ func TestRunnersAreReusedAndEnd(t *testing.T) {
 		atOnce(5)
 		require.Equal(t, 5, rs.idleCount())
 
-		time.Sleep(runnerIdle / 2)
+		rs.trim()
+		require.Equal(t, 5, rs.idleCount(), "they have worked since the last trim")
 		atOnce(3)
 		require.Equal(t, 5, rs.idleCount(), "no new one was needed")
-		time.Sleep(runnerIdle/2 + time.Second)
-		require.Equal(t, 3, rs.idleCount(), "two have had nothing to do for too long")
-		time.Sleep(runnerIdle)
+		rs.trim()
+		synctest.Wait()
+		require.Equal(t, 3, rs.idleCount(), "two had nothing to do since the last trim")
+		rs.trim()
 		require.Zero(t, rs.idleCount())
 		atOnce(1)
 		require.Equal(t, 1, rs.idleCount())
 		rs.close(time.Second)
 		require.Zero(t, rs.idleCount())
-	})
-}
-
-// TestRunnerTakenWhileItEnds: a runner that start takes just before it ends still runs the call.
-func TestRunnerTakenWhileItEnds(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var ran atomic.Int32
-		w := busFreeWorker(func() { ran.Add(1) })
-		q := &queue{lane: Concurrent(1)}
-		for i := range 50 {
-			w.start(q)
-			time.Sleep(runnerIdle) // the moment at which it ends
-			require.EqualValues(t, i+1, ran.Load())
-		}
-		w.host.runners.close(time.Second)
 	})
 }
 

@@ -64,12 +64,6 @@ func verbOf[A, R any](f func(*Worker, context.Context, A) (R, error)) func(*Work
 	}
 }
 
-// isControlVerb reports whether the method is a verb that does not count as work.
-func isControlVerb(method string) bool {
-	v, ok := verbs[method]
-	return ok && v.lane == Control
-}
-
 func verbInfo(name string) (MethodInfo, bool) {
 	v, ok := verbs[name]
 	return MethodInfo{Name: name, Lane: v.lane}, ok
@@ -163,7 +157,7 @@ func (w *Worker) info(context.Context, None) (Info, error) {
 	slices.SortFunc(info.Lanes, func(a, b LaneInfo) int { return cmp.Or(cmp.Compare(a.Name, b.Name), a.Limit-b.Limit) })
 	slices.SortFunc(calls, func(a, b *call) int { return cmp.Compare(a.arrived, b.arrived) })
 	for _, c := range calls {
-		if !isControlVerb(c.header.Method) {
+		if !c.binding.controlVerb {
 			info.Calls = append(info.Calls, c.stateNow())
 		}
 	}
