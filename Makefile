@@ -13,7 +13,7 @@ VERSION  := $(BASE)$(if $(LOCAL),+$(LOCAL))
 export TROUPE_VERSION := $(VERSION)
 export CGO_CFLAGS ?= -O2 -Wno-deprecated-declarations
 
-.PHONY: help build demo test go-test race lint verify heavy fuzz soak clean version man release wheel
+.PHONY: help build demo test go-test race lint go-lint verify heavy fuzz soak clean version man release wheel
 .PHONY: python python-test python-test-core python-test-ray python-lint browser-test gpu-check
 .PHONY: bench bench-check bench-python bench-ray bench-output bench-device memory-python
 .PHONY: adapters-check adapters-measure
@@ -29,17 +29,19 @@ build: ## bin/troupe, and bin/troupe-demo
 demo: build ## a small training job over five roles, in one process
 	bin/troupe-demo
 
-test: build lint python ## everything a change must pass
-	$(MAKE) --no-print-directory go-test python-lint python-test
+test: build python ## all tests, Go and Python
+	$(MAKE) --no-print-directory go-test python-test
 
-# The tests wait more than they compute: three packages at once fill two cores. lint has vetted them; no symbols, as they are linked for one run.
+# The tests wait more than they compute: three packages at once fill two cores. `make lint` vets them; no symbols, as they are linked for one run.
 go-test: ## the Go tests
 	$(GO) test -vet=off -ldflags "-s -w" -p 3 -timeout 8m $(PACKAGES)
 
 race: ## the tests under the race detector
 	$(GO) test -race -timeout 20m $(PACKAGES)
 
-lint: ## gofmt, vet, staticcheck, errcheck
+lint: go-lint python-lint ## gofmt, vet, staticcheck, errcheck; ruff and mypy
+
+go-lint:
 	@test -z "$$(gofmt -l . | tee /dev/stderr)" || { echo "run gofmt -w on the files above"; exit 1; }
 	$(GO) vet $(PACKAGES)
 	$(GO) tool staticcheck $(PACKAGES)
@@ -73,7 +75,7 @@ python-test-core:
 python-test-ray:
 	cd python && ../$(VENV)/bin/python -m pytest tests/ray_api
 
-python-lint: ## ruff and mypy
+python-lint: $(VENV)/ready
 	$(VENV)/bin/ruff check -q --config python/pyproject.toml python examples/python examples/pipelines benchmarks/python benchmarks/upgrade
 	cd python && ../$(VENV)/bin/mypy
 
@@ -211,7 +213,7 @@ TROUPE_CHAOS ?= 30m
 chaos: ## kills, freezes, partitions, packet loss and a full disk for TROUPE_CHAOS=30m; needs root, iproute2 and /dev/net/tun
 	TROUPE_CHAOS=$(TROUPE_CHAOS) $(GO) test -count=1 -timeout 24h -v -run 'TestWire|TestChaos$$' ./benchmarks/chaos
 
-verify: test race ## test and race
+verify: lint test race ## lint, test and race
 
 clean: ## remove what was built
 	rm -rf bin dist .venv python/troupe/bin python/build python/*.egg-info
