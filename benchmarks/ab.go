@@ -43,16 +43,17 @@ type ABResult struct {
 // The rows.
 const (
 	RowCall     = "call_1_1"     // a call of one worker until its answer, as a multiple of nc.Request
+	RowFanout   = "fanout_64"    // a call of 64 workers on one connection until all answers are in, as a multiple of bare NATS
 	RowInFlight = "in_flight"    // 1,000 calls of one worker in flight: CPU time of server, driver and worker, µs a call
 	RowBodies   = "bodies_64mib" // an argument and an answer of 64 MiB through a head: CPU time of the head, ms a call
 )
 
 var abRows = map[string][]string{
-	ab.BatchWrites: {RowCall, RowInFlight},
-	ab.QuickValues: {RowCall, RowInFlight},
+	ab.BatchWrites: {RowCall, RowFanout, RowInFlight},
+	ab.QuickValues: {RowCall, RowFanout, RowInFlight},
 	ab.HeapBallast: {RowBodies},
-	ab.Recorder:    {RowCall, RowInFlight},
-	ab.Traffic:     {RowCall, RowInFlight},
+	ab.Recorder:    {RowCall, RowFanout, RowInFlight},
+	ab.Traffic:     {RowCall, RowFanout, RowInFlight},
 }
 
 // ABValue is one measurement of a row.
@@ -134,6 +135,9 @@ func ABRow(ctx context.Context, program, row string, d time.Duration) (ABValue, 
 	case RowCall:
 		r, err := fanoutOne(ctx, FanoutConfig{Each: d}, 1, 64, Own)
 		return ABValue{r.RatioP50, "× nc.Request"}, err
+	case RowFanout:
+		r, err := fanoutOne(ctx, FanoutConfig{Each: d}, 64, 64, Shared)
+		return ABValue{r.RatioP50, "× bare NATS"}, err
 	case RowInFlight:
 		v, err := inFlight(ctx, d)
 		return ABValue{v, "µs of CPU"}, err
