@@ -10,7 +10,7 @@ import (
 
 // The optimisations that can be switched off.
 const (
-	BatchWrites = "batch_writes" // bus: several publishes in one write to the socket
+	BatchWrites = "batch_writes" // bus: several publishes in one write to the socket; for Python: make bench-python ROWS=in_flight_1000,call_1_1
 	QuickValues = "quick_values" // wire, actors: single plain arguments and results without reflection
 	HeapBallast = "heap_ballast" // cmd/troupe: fewer collections while large bodies pass through a head
 	Recorder    = "recorder"     // bus/recorder: no optimisation but the flight recorder; its gain is negative, its cost
