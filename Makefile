@@ -42,7 +42,7 @@ race: ## the tests under the race detector
 lint: go-lint python-lint ## gofmt, vet, staticcheck, errcheck; ruff and mypy
 
 go-lint:
-	@test -z "$$(gofmt -l . | tee /dev/stderr)" || { echo "run gofmt -w on the files above"; exit 1; }
+	@files=$$(gofmt -l .); test -z "$$files" || { echo "run gofmt -w on:"; echo "$$files"; exit 1; }
 	$(GO) vet $(PACKAGES)
 	$(GO) tool staticcheck $(PACKAGES)
 	$(GO) tool errcheck -ignoretests -blank=false $(PACKAGES)
