@@ -16,7 +16,7 @@ const maxIdleRunners = 1024
 type runners struct {
 	mu     sync.Mutex
 	idle   []*runner // used last in, first out
-	unused int       // the first ones of idle, which have been idle since the last trim
+	unused int       // number of runners at the start of idle that no call has needed since the last trim
 	closed bool
 	group  sync.WaitGroup
 }

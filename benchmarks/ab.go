@@ -49,7 +49,7 @@ const (
 )
 
 var abRows = map[string][]string{
-	ab.BatchWrites: {RowCall, RowFanout, RowInFlight},
+	ab.BatchWrites: {RowCall, RowInFlight},
 	ab.QuickValues: {RowCall, RowFanout, RowInFlight},
 	ab.HeapBallast: {RowBodies},
 	ab.Recorder:    {RowCall, RowFanout, RowInFlight},

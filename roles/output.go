@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -93,11 +94,19 @@ func (c *Cluster) outputMode() nodes.OutputMode {
 
 // FlushOutput returns when everything that the workers had printed has been written for the driver.
 func (c *Cluster) FlushOutput(ctx context.Context) error {
+	if c.outputMode() == nodes.OutputUnset {
+		return bus.Errorf(bus.CodeInvalid, "role %s: neither Process.Output nor Config.OutputFunc was set when the role was created", c.Name())
+	}
+	return c.flushShown(ctx)
+}
+
+// flushShown is FlushOutput for a role that may have ended, or whose output is not shown: then there is nothing to wait for.
+func (c *Cluster) flushShown(ctx context.Context) error {
 	c.mu.Lock()
 	o, rec := c.output, c.rec
 	c.mu.Unlock()
 	if o == nil {
-		return bus.Errorf(bus.CodeInvalid, "role %s: neither Process.Output nor Config.OutputFunc was set when the role was created", c.Name())
+		return nil
 	}
 	if err := c.flushAgents(ctx, rec); err != nil {
 		return err
@@ -108,16 +117,12 @@ func (c *Cluster) FlushOutput(ctx context.Context) error {
 // FlushOutput returns when everything that the workers of this runtime's roles had printed has been written for the driver.
 func (rt *Runtime) FlushOutput(ctx context.Context) error {
 	rt.mu.Lock()
-	shown := make([]*Cluster, 0, len(rt.clusters))
-	for c := range rt.clusters {
-		shown = append(shown, c)
-	}
+	all := slices.Collect(maps.Keys(rt.clusters))
 	rt.mu.Unlock()
-	shown = slices.DeleteFunc(shown, func(c *Cluster) bool { return c.outputMode() == nodes.OutputUnset })
-	errs := make([]error, len(shown))
+	errs := make([]error, len(all))
 	var group sync.WaitGroup
-	for i, c := range shown {
-		group.Go(bus.Guard(func() { errs[i] = c.FlushOutput(ctx) }))
+	for i, c := range all {
+		group.Go(bus.Guard(func() { errs[i] = c.flushShown(ctx) }))
 	}
 	group.Wait()
 	return errors.Join(errs...)
