@@ -8,6 +8,7 @@ type WorkerSlots struct {
 	name            string
 	Credits         int
 	Running         int
+	keys            int  // that are pinned to it
 	Suspended       bool // gets no new tasks for now
 	Draining        bool // gets no new tasks any more
 	queue           fifo[*Work]
@@ -66,6 +67,7 @@ func (p *WorkerPool) Unpin(slots *WorkerSlots) {
 			delete(p.byKey, k)
 		}
 	}
+	slots.keys = 0
 }
 
 // freeSlots is how many more tasks the workers may have.
@@ -77,15 +79,24 @@ func (p *WorkerPool) freeSlots() int {
 	return n
 }
 
-// LeastLoaded is the worker with the most free slots, the oldest one on a tie; nil: none is free.
+// LeastLoaded is the worker with the most free slots, on a tie the one with the fewest keys, then the oldest; nil: none
+// is free.
 func (p *WorkerPool) LeastLoaded() *WorkerSlots {
 	var best *WorkerSlots
 	for _, slots := range p.All {
-		if f := slots.Free(); f > 0 && (best == nil || f > best.Free()) {
+		if slots.Free() > 0 && (best == nil || slots.lessLoaded(best)) {
 			best = slots
 		}
 	}
 	return best
+}
+
+// lessLoaded compares keys too: without them, the keys of items that come one by one would all go to the first worker.
+func (slots *WorkerSlots) lessLoaded(than *WorkerSlots) bool {
+	if slots.Free() != than.Free() {
+		return slots.Free() > than.Free()
+	}
+	return slots.keys < than.keys
 }
 
 // Pinned is the worker that the key is pinned to; nil: none, or it is draining.
@@ -102,13 +113,19 @@ func (p *WorkerPool) Pin(key string, slots *WorkerSlots) {
 	if p.byKey == nil {
 		p.byKey = map[string]*WorkerSlots{}
 	}
-	if _, known := p.byKey[key]; !known {
+	if before := p.byKey[key]; before != nil {
+		before.keys--
+	} else {
 		p.keys.push(key)
 	}
 	p.byKey[key] = slots
+	slots.keys++
 	for p.keys.len() > maxPinnedKeys {
 		old, _ := p.keys.pop()
-		delete(p.byKey, old)
+		if slots := p.byKey[old]; slots != nil {
+			slots.keys--
+			delete(p.byKey, old)
+		}
 	}
 }
 

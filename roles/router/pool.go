@@ -15,6 +15,7 @@ type slots struct {
 	generation uint32 // of its worker
 	credits    int
 	running    int
+	keys       int  // that are pinned to it
 	draining   bool // gets no new requests any more
 }
 
@@ -48,15 +49,24 @@ func (p *pool) has(w roles.Worker) bool {
 	return slices.ContainsFunc(p.all, func(s *slots) bool { return s.rank == w && !s.draining })
 }
 
-// leastLoaded is the rank with the most free slots, the oldest one on a tie; nil: none is free.
+// leastLoaded is the rank with the most free slots, on a tie the one with the fewest keys, then the oldest; nil: none is
+// free.
 func (p *pool) leastLoaded() *slots {
 	var best *slots
 	for _, s := range p.all {
-		if f := s.free(); f > 0 && (best == nil || f > best.free()) {
+		if s.free() > 0 && (best == nil || s.lessLoaded(best)) {
 			best = s
 		}
 	}
 	return best
+}
+
+// lessLoaded compares keys too: without them, the keys of requests that come one by one would all go to the first rank.
+func (s *slots) lessLoaded(than *slots) bool {
+	if s.free() != than.free() {
+		return s.free() > than.free()
+	}
+	return s.keys < than.keys
 }
 
 // pinned is the rank that the key is pinned to; nil: none.
@@ -68,8 +78,10 @@ func (p *pool) pin(key string, s *slots) {
 		p.byKey = map[string]*slots{}
 	}
 	p.byKey[key] = s
+	s.keys++
 	p.keys = append(p.keys, key)
 	if len(p.keys) > maxPinnedKeys {
+		p.byKey[p.keys[0]].keys--
 		delete(p.byKey, p.keys[0])
 		p.keys = p.keys[1:]
 	}
@@ -77,6 +89,7 @@ func (p *pool) pin(key string, s *slots) {
 
 // unpin forgets the keys that are pinned to the rank.
 func (p *pool) unpin(s *slots) {
+	s.keys = 0
 	p.keys = slices.DeleteFunc(p.keys, func(key string) bool {
 		if p.byKey[key] != s {
 			return false

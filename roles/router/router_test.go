@@ -71,6 +71,26 @@ func TestRouterSpreadsByCredits(t *testing.T) {
 	require.Equal(t, router.Status{Ranks: 4, Credits: 32, Served: 200}, st)
 }
 
+func TestRouterSpreadsKeysThatComeOneByOne(t *testing.T) {
+	t.Parallel()
+	b := bustest.Open(t)
+	c := startRole(t, b, newCalls(), "judges", 3)
+	r := newRouter(t, router.Config{Method: "score", Credits: 8, Sticky: true})
+	require.NoError(t, r.Join(c))
+	keys := map[int]int{}
+	for _, key := range []string{"a", "b", "c", "d", "e", "f"} {
+		var first, again int
+		for _, rank := range []*int{&first, &again} {
+			body, err := r.Call(testContext(t), router.Request{Key: key, Arg: 0})
+			require.NoError(t, err)
+			require.NoError(t, wire.Unmarshal(body, rank))
+		}
+		require.Equal(t, first, again, key)
+		keys[first]++
+	}
+	require.Equal(t, map[int]int{0: 2, 1: 2, 2: 2}, keys)
+}
+
 func TestRouterSticksSuspendsAborts(t *testing.T) {
 	t.Parallel()
 	b := bustest.Open(t)
