@@ -16,42 +16,44 @@ import (
 // allowed is the package graph of DESIGN.md: which packages a package of the module may import. Adding an entry is a design
 // decision.
 var allowed = map[string][]string{
-	"internal/ab":             nil,
-	"internal/terminal":       nil,
-	"bus":                     {"bus/wire", "bus/recorder", "bus/recorder/otlp", "internal/ab"},
-	"bus/recorder":            {"internal/ab"},
-	"bus/recorder/otlp":       {"bus/recorder"},
-	"bus/wire":                {"internal/ab"},
-	"bus/shm":                 {"bus/wire"},
-	"bus/stream":              {"bus"},
-	"bus/kv":                  {"bus", "bus/wire", "bus/stream"},
-	"bus/bustest":             {"bus", "bus/wire"},
-	"gpu":                     nil,
-	"gpu/nvml":                {"gpu"},
-	"actors":                  {"bus", "bus/wire", "bus/recorder"},
-	"actors/timeline":         {"bus", "bus/wire", "bus/recorder", "actors"},
-	"actors/actorstest":       {"bus", "bus/wire", "actors"},
-	"placement":               {"bus", "bus/wire", "bus/kv", "gpu", "nodes/protocol", "placement/planner", "placement/internal/text"},
-	"placement/planner":       {"placement/internal/text"},
-	"placement/internal/text": nil,
-	"dispatch":                {"bus", "bus/wire", "dispatch/plan"},
-	"dispatch/plan":           {"bus/wire"},
-	"nodes":                   {"bus", "bus/wire", "bus/kv", "bus/stream", "gpu", "nodes/folders", "nodes/proctree", "nodes/protocol"},
-	"nodes/folders":           {"bus", "bus/stream"},
-	"nodes/proctree":          {"bus"},
-	"nodes/protocol":          {"gpu"},
-	"roles":                   {"bus", "bus/wire", "bus/kv", "bus/stream", "bus/recorder", "actors", "actors/timeline", "dispatch", "dispatch/plan", "placement", "gpu", "nodes", "nodes/folders", "roles/display", "roles/registry", "internal/terminal"},
-	"roles/display":           {"nodes", "internal/terminal"},
-	"roles/registry":          {"bus", "bus/wire", "bus/kv", "bus/stream", "actors", "dispatch", "nodes"},
-	"roles/router":            {"bus", "bus/wire", "dispatch", "roles"},
-	"pipeline/spec":           {"bus", "bus/wire", "actors", "dispatch"},
-	"pipeline/flow":           {"bus", "bus/wire", "pipeline/spec"},
-	"pipeline":                {"bus", "bus/wire", "bus/stream", "actors", "dispatch", "roles", "nodes", "pipeline/flow", "pipeline/spec"},
-	"troupe":                  {"bus", "bus/wire", "bus/recorder", "actors", "dispatch", "placement", "gpu", "nodes", "roles"}, // the root package
-	"benchmarks":              {"*"},
-	"cmd":                     {"*"},
-	"examples":                {"*"},
-	"python":                  {"*"},
+	"internal/ab":              nil,
+	"internal/terminal":        nil,
+	"bus":                      {"bus/wire", "bus/recorder", "bus/recorder/otlp", "internal/ab"},
+	"bus/recorder":             {"internal/ab"},
+	"bus/recorder/otlp":        {"bus/recorder"},
+	"bus/wire":                 {"internal/ab"},
+	"bus/shm":                  {"bus/wire"},
+	"bus/stream":               {"bus"},
+	"bus/kv":                   {"bus", "bus/wire", "bus/stream"},
+	"bus/bustest":              {"bus", "bus/wire"},
+	"gpu":                      nil,
+	"gpu/nvml":                 {"gpu"},
+	"actors":                   {"bus", "bus/wire", "bus/recorder"},
+	"actors/timeline":          {"bus", "bus/wire", "bus/recorder", "actors"},
+	"actors/actorstest":        {"bus", "bus/wire", "actors"},
+	"placement":                {"bus", "bus/wire", "bus/kv", "gpu", "nodes/protocol", "placement/planner", "placement/internal/text"},
+	"placement/planner":        {"placement/internal/text"},
+	"placement/internal/text":  nil,
+	"dispatch":                 {"bus", "bus/wire", "dispatch/plan"},
+	"dispatch/plan":            {"bus/wire"},
+	"nodes":                    {"bus", "bus/wire", "bus/kv", "bus/stream", "gpu", "nodes/folders", "nodes/proctree", "nodes/protocol"},
+	"nodes/folders":            {"bus", "bus/stream"},
+	"nodes/proctree":           {"bus"},
+	"nodes/protocol":           {"gpu"},
+	"roles":                    {"bus", "bus/wire", "bus/kv", "bus/stream", "bus/recorder", "actors", "actors/timeline", "dispatch", "dispatch/plan", "placement", "gpu", "nodes", "nodes/folders", "roles/display", "roles/registry", "internal/terminal"},
+	"roles/display":            {"nodes", "internal/terminal"},
+	"roles/registry":           {"bus", "bus/wire", "bus/kv", "bus/stream", "actors", "dispatch", "nodes"},
+	"roles/router":             {"bus", "bus/wire", "dispatch", "roles"},
+	"roles/sessions":           {"bus", "bus/wire", "bus/kv", "actors", "dispatch", "placement", "nodes", "roles", "roles/registry", "roles/sessions/scheduler"},
+	"roles/sessions/scheduler": nil,
+	"pipeline/spec":            {"bus", "bus/wire", "actors", "dispatch"},
+	"pipeline/flow":            {"bus", "bus/wire", "pipeline/spec"},
+	"pipeline":                 {"bus", "bus/wire", "bus/stream", "actors", "dispatch", "roles", "nodes", "pipeline/flow", "pipeline/spec"},
+	"troupe":                   {"bus", "bus/wire", "bus/recorder", "actors", "dispatch", "placement", "gpu", "nodes", "roles"}, // the root package
+	"benchmarks":               {"*"},
+	"cmd":                      {"*"},
+	"examples":                 {"*"},
+	"python":                   {"*"},
 }
 
 // testHelpers are packages that only tests import; every test may import them.
@@ -60,15 +62,16 @@ var testHelpers = []string{"bus/bustest", "actors/actorstest"}
 // testsAlso are the imports that the tests of a package have beside what the package may import: packages above it that its
 // tests exercise it through, or that its examples show.
 var testsAlso = map[string][]string{
-	"bus":          {"actors", "bus/kv", "bus/shm"},
-	"dispatch":     {"actors", "roles"},
-	"nodes":        {"gpu/nvml"},
-	"placement":    {"nodes"},
-	"roles/router": {"actors"},
+	"bus":            {"actors", "bus/kv", "bus/shm"},
+	"dispatch":       {"actors", "roles"},
+	"nodes":          {"gpu/nvml"},
+	"placement":      {"nodes"},
+	"roles/router":   {"actors"},
+	"roles/sessions": {"gpu"},
 }
 
 // pure names the packages whose results depend on their arguments alone: no clock, no random numbers, no I/O.
-var pure = []string{"gpu/", "nodes/protocol/", "placement/planner/", "pipeline/flow/", "dispatch/plan/", "roles/display/"}
+var pure = []string{"gpu/", "nodes/protocol/", "placement/planner/", "pipeline/flow/", "dispatch/plan/", "roles/display/", "roles/sessions/scheduler/"}
 
 // impureFiles are the files of pure packages that run rather than decide.
 var impureFiles = []string{"gpu/nvml/"}

@@ -26,6 +26,7 @@ import (
 //	troupe.<namespace>.@body.<session>.<id>                      chunks of a body for the processes that pull it for their hosts
 //	troupe.<namespace>.@traffic.<session>                        bytes and pending calls of one process, for observers
 //	troupe.<namespace>.reply.<session>.placement.<seq>           what the placement service says to one process
+//	troupe.<namespace>.@sessions                                 asks the head for the control service of the namespace
 //	troupe.<namespace>.@pipeline.<name>.stored.…                 what a pipeline stores, in a JetStream stream of its own
 //	troupe.<namespace>.@pipeline.<name>.body.<stream>.<priority> its large bodies, in streams of their own
 //	troupe.<namespace>.@pipeline.<name>.ask.<verb>               requests to the process that runs a pipeline
@@ -42,6 +43,7 @@ import (
 //	troupe.@nodes.do.<node>                 what the node's agent is asked to do
 //	troupe.@nodes.end                       tells the agents that the run is over
 //	troupe.@nodes.head                      asks the head how it is
+//	troupe.@sessions.head.<id>              answered by the head that runs control services under that id, while it lives
 //	troupe.@events.<namespace>              what an operator may want to know of; stored
 //	troupe.@events.@nodes                   the same, of no namespace
 const (
@@ -268,6 +270,23 @@ func PlacementEvents(namespace string) string {
 		namespace = "*"
 	}
 	return placementRoot + ".event." + namespace
+}
+
+const sessionsWord = ".@sessions"
+
+// SessionsAsk is troupe.<namespace>.@sessions: asks the head for the control service of the namespace; with *, of every one.
+func SessionsAsk(namespace string) string { return tokenRoot + "." + namespace + sessionsWord }
+
+// SessionsHead is troupe.@sessions.head.<id>: answered by the head that runs control services under that id, while it lives.
+func SessionsHead(id string) string { return tokenRoot + sessionsWord + ".head." + id }
+
+// SessionsNamespace is the namespace of a SessionsAsk; empty: it is none.
+func SessionsNamespace(subject string) string {
+	inner, ok := strings.CutSuffix(strings.TrimPrefix(subject, tokenRoot+"."), sessionsWord)
+	if !ok {
+		return ""
+	}
+	return inner
 }
 
 // Pipeline is one pipeline on the bus.

@@ -65,6 +65,8 @@ type OutputBatch struct {
 	Feed   string       `msgpack:"feed"`   // identifies the sender
 	Number uint64       `msgpack:"number"` // counts its messages
 	Items  []OutputItem `msgpack:"items"`
+	// Role is the role whose workers printed it, if that is not the one that the subject names.
+	Role string `msgpack:"role,omitempty"`
 }
 
 // outputAck answers an OutputBatch.
@@ -117,6 +119,7 @@ func (c *Client) FlushOutput(ctx context.Context, node string, role bus.Address)
 type outputFeed struct {
 	b    *bus.Bus
 	role bus.Address
+	to   bus.Address // whose subject it is sent on
 	mode OutputMode
 	id   string
 	// spawn runs a goroutine that ends with ctx; false: the agent ends.
@@ -137,8 +140,8 @@ type outputFeed struct {
 	deafSince time.Time // zero: it had one
 }
 
-func newOutputFeed(b *bus.Bus, role bus.Address, mode OutputMode, spawn func(func(context.Context)) bool) *outputFeed {
-	return &outputFeed{b: b, role: role, mode: mode, id: bus.NewID(), spawn: spawn, hurryCh: make(chan struct{}, 1), movedCh: make(chan struct{})}
+func newOutputFeed(b *bus.Bus, role, to bus.Address, mode OutputMode, spawn func(func(context.Context)) bool) *outputFeed {
+	return &outputFeed{b: b, role: role, to: to, mode: mode, id: bus.NewID(), spawn: spawn, hurryCh: make(chan struct{}, 1), movedCh: make(chan struct{})}
 }
 
 // add queues an item, and drops it if there is no room.
@@ -259,7 +262,11 @@ func (f *outputFeed) nextBatch(ctx context.Context) (OutputBatch, bool) {
 		}
 		taken++
 	}
-	return OutputBatch{Feed: f.id, Number: f.sent + 1, Items: f.items[:taken:taken]}, true
+	batch := OutputBatch{Feed: f.id, Number: f.sent + 1, Items: f.items[:taken:taken]}
+	if f.to != f.role {
+		batch.Role = f.role.Role
+	}
+	return batch, true
 }
 
 func (f *outputFeed) sendBatch(ctx context.Context, batch OutputBatch) (busy bool, err error) {
@@ -269,7 +276,7 @@ func (f *outputFeed) sendBatch(ctx context.Context, batch OutputBatch) (busy boo
 	}
 	ctx, cancel := context.WithTimeout(ctx, feedTimeout)
 	defer cancel()
-	m, err := f.b.Request(ctx, f.role.Output(), data)
+	m, err := f.b.Request(ctx, f.to.Output(), data)
 	if err != nil {
 		return false, err
 	}
@@ -326,8 +333,8 @@ func newOutputFeeds(b *bus.Bus) *outputFeeds {
 	return s
 }
 
-// get is the feed of a role; the mode of its first worker counts.
-func (s *outputFeeds) get(role bus.Address, mode OutputMode) *outputFeed {
+// get is the feed of a role; the mode and the receiver of its first worker count. A nil receiver is the role itself.
+func (s *outputFeeds) get(role bus.Address, mode OutputMode, receiver *bus.Address) *outputFeed {
 	if mode == OutputUnset {
 		return nil
 	}
@@ -335,7 +342,11 @@ func (s *outputFeeds) get(role bus.Address, mode OutputMode) *outputFeed {
 	defer s.mu.Unlock()
 	f := s.feeds[role]
 	if f == nil {
-		f = newOutputFeed(s.b, role, mode, s.spawn)
+		to := role
+		if receiver != nil {
+			to = *receiver
+		}
+		f = newOutputFeed(s.b, role, to, mode, s.spawn)
 		s.feeds[role] = f
 	}
 	return f

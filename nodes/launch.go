@@ -67,6 +67,8 @@ type Launch struct {
 	Workers     []Start `msgpack:"workers"`
 	// Output is the part of the workers' output that is sent to the driver (Client.ReceiveOutput). Older agents send none.
 	Output OutputMode `msgpack:"output,omitempty"`
+	// OutputTo is the address whose output subject receives it. Nil: that of the role.
+	OutputTo *bus.Address `msgpack:"output_to,omitempty"`
 }
 
 // Start is one worker of a launch.

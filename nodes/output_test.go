@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"troupe/bus"
 	"troupe/bus/bustest"
 	"troupe/nodes"
 	"troupe/nodes/protocol"
@@ -60,16 +61,21 @@ type received struct {
 	text map[nodes.OutputStream]string
 	all  []nodes.OutputItem
 	busy bool // messages are refused
+
+	roles map[string]bool // that messages name
 }
 
-func (s *testAgent) receive() *received {
-	r := &received{text: map[nodes.OutputStream]string{}}
-	stop, err := s.client.ReceiveOutput(s.t.Context(), role, func(b nodes.OutputBatch) bool {
+func (s *testAgent) receive() *received { return s.receiveAt(role) }
+
+func (s *testAgent) receiveAt(address bus.Address) *received {
+	r := &received{text: map[nodes.OutputStream]string{}, roles: map[string]bool{}}
+	stop, err := s.client.ReceiveOutput(s.t.Context(), address, func(b nodes.OutputBatch) bool {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		if r.busy {
 			return false
 		}
+		r.roles[b.Role] = true
 		for _, item := range b.Items {
 			r.text[item.Stream] += string(item.Data)
 			r.all = append(r.all, item)
@@ -140,6 +146,21 @@ func TestRawOutputIsCompleteAndBlocksTheWorker(t *testing.T) {
 	exits, err := s.client.Stop(t.Context(), "host", ids(0), 0)
 	require.NoError(t, err)
 	require.True(t, exits[0].Asked)
+}
+
+// Output may go to another driver than that of the role; then its messages name the role.
+func TestOutputToAnotherDriver(t *testing.T) {
+	s := startAgent(t)
+	own, other := s.receive(), bus.Address{Namespace: "run", Role: "driver", Incarnation: "other"}
+	r := s.receiveAt(other)
+	l := withOutput(sh(`echo said; exit 3`, 0), nodes.OutputRaw)
+	l.OutputTo = &other
+	s.launch(l)
+	require.Equal(t, 3, s.exit().Code)
+	require.NoError(t, s.client.FlushOutput(t.Context(), "host", role))
+	require.Equal(t, "said\n", r.stdout())
+	require.True(t, r.roles["role"])
+	require.Empty(t, own.items())
 }
 
 // A worker that prints too much is shown in part; what is left out is counted, and its last lines on stderr are always sent.

@@ -81,6 +81,11 @@ func (l Launch) check() error {
 	if err := l.Output.Check(); err != nil {
 		return err
 	}
+	if l.OutputTo != nil {
+		if err := l.OutputTo.Check(); err != nil {
+			return err
+		}
+	}
 	for _, s := range l.Workers {
 		if err := s.ID.check(); err != nil {
 			return err

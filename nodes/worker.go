@@ -120,7 +120,7 @@ func (w *worker) spawn() error {
 	if err != nil {
 		return err
 	}
-	feed := w.node.agent.feeds.get(w.ID.Address(), w.launch.Output)
+	feed := w.node.agent.feeds.get(w.ID.Address(), w.launch.Output, w.launch.OutputTo)
 	w.outMu.Lock()
 	w.feed = feed
 	w.outMu.Unlock()

@@ -208,6 +208,11 @@ func (rt *Runtime) newMonitor(rec registry.RoleRecord) (*Cluster, error) {
 	return rt.newCluster(rec, followed, Spec{}.withDefaults())
 }
 
+// EndRole destroys a role by its record, also one whose start was interrupted: for a service whose earlier process has created it.
+func (rt *Runtime) EndRole(ctx context.Context, rec registry.RoleRecord) error {
+	return rt.endRole(ctx, rec)
+}
+
 // endRole destroys a role whose driver is dead or closes. Its workers may run elsewhere, or have died with the driver.
 func (rt *Runtime) endRole(ctx context.Context, rec registry.RoleRecord) error {
 	c, err := rt.newCluster(rec, ending, Spec{StopGrace: orphanGrace})

@@ -29,7 +29,8 @@ const (
 type roleOutput struct {
 	mode    nodes.OutputMode
 	sink    *outputSink
-	ownSink bool // the sink is not shared with other roles
+	ownSink bool         // the sink is not shared with other roles
+	to      *bus.Address // another driver that receives the output; nil: this one
 	stop    func()
 }
 
@@ -61,6 +62,13 @@ func (rt *Runtime) endOutput() {
 func (c *Cluster) showOutput(ctx context.Context) error {
 	p := c.spec.Process
 	o := &roleOutput{mode: cmp.Or(p.OutputMode, c.rt.cfg.OutputMode, nodes.OutputAll)}
+	if p.OutputTo != (bus.Address{}) {
+		o.to = &p.OutputTo
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.output = o
+		return nil
+	}
 	if p.Output != nil {
 		o.ownSink = true
 		o.sink = newOutputSink(func(t display.Text) { _, _ = p.Output.Write(t.Text) }, false, false) // the writer handles its own errors
@@ -82,19 +90,36 @@ func (c *Cluster) showOutput(ctx context.Context) error {
 	return nil
 }
 
-// outputMode is the mode for launches of workers.
-func (c *Cluster) outputMode() nodes.OutputMode {
+// outputMode is the mode for launches of workers, and the receiver, if that is another driver.
+func (c *Cluster) outputMode() (nodes.OutputMode, *bus.Address) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.output == nil {
-		return nodes.OutputUnset
+		return nodes.OutputUnset, nil
 	}
-	return c.output.mode
+	return c.output.mode, c.output.to
+}
+
+// OutputReceiver is the address that Process.OutputTo takes for the output that this runtime receives under a name.
+func (rt *Runtime) OutputReceiver(name string) bus.Address {
+	return bus.Address{Namespace: rt.cfg.Namespace, Role: name, Incarnation: rt.ep.Session()}
+}
+
+// ReceiveOutput shows output of roles that other drivers create with OutputReceiver(name), until the runtime ends. Without
+// Config.OutputFunc it does nothing.
+func (rt *Runtime) ReceiveOutput(ctx context.Context, name string) error {
+	sink := rt.outputSink()
+	if sink == nil {
+		return nil
+	}
+	mode := cmp.Or(rt.cfg.OutputMode, nodes.OutputAll)
+	_, err := rt.agents().ReceiveOutput(ctx, rt.OutputReceiver(name), func(b nodes.OutputBatch) bool { return sink.offer(b.Role, 1, mode, b.Items) })
+	return err
 }
 
 // FlushOutput returns when everything that the workers had printed has been written for the driver.
 func (c *Cluster) FlushOutput(ctx context.Context) error {
-	if c.outputMode() == nodes.OutputUnset {
+	if mode, elsewhere := c.outputMode(); mode == nodes.OutputUnset || elsewhere != nil {
 		return bus.Errorf(bus.CodeInvalid, "role %s: neither Process.Output nor Config.OutputFunc was set when the role was created", c.Name())
 	}
 	return c.flushShown(ctx)
@@ -105,7 +130,7 @@ func (c *Cluster) flushShown(ctx context.Context) error {
 	c.mu.Lock()
 	o, rec := c.output, c.rec
 	c.mu.Unlock()
-	if o == nil {
+	if o == nil || o.sink == nil {
 		return nil
 	}
 	if err := c.flushAgents(ctx, rec); err != nil {
@@ -134,10 +159,27 @@ func (c *Cluster) flushAgents(ctx context.Context, rec registry.RoleRecord) erro
 	errs := make([]error, len(order))
 	var group sync.WaitGroup
 	for i, at := range order {
-		group.Go(bus.Guard(func() { errs[i] = c.rt.agents().FlushOutput(ctx, at.node, c.to) }))
+		group.Go(bus.Guard(func() { errs[i] = c.flushAgent(ctx, at.node) }))
 	}
 	group.Wait()
 	return errors.Join(errs...)
+}
+
+// flushAgent returns when an agent has sent the output of its workers. An absent agent is not waited for.
+func (c *Cluster) flushAgent(ctx context.Context, node string) error {
+	probe, cancel := context.WithTimeout(ctx, agentProbe)
+	err := c.rt.agents().FlushOutput(probe, node, c.to)
+	cancel()
+	if err == nil || ctx.Err() != nil || c.nodeLost(ctx, node) {
+		return err
+	}
+	probe, cancel = context.WithTimeout(ctx, agentProbe)
+	_, err = c.rt.agents().WorkersOf(probe, node, c.to)
+	cancel()
+	if err != nil {
+		return err
+	}
+	return c.rt.agents().FlushOutput(ctx, node, c.to)
 }
 
 // endOutput writes the last output of the workers, and stops. Agents have sent it when the workers were stopped; raw
@@ -158,6 +200,9 @@ func (c *Cluster) endOutput(ctx context.Context) {
 	defer cancel()
 	if o.mode == nodes.OutputRaw {
 		_ = c.flushAgents(ctx, rec) // the log stream has it
+	}
+	if o.sink == nil {
+		return
 	}
 	_ = o.sink.flush(ctx)
 	o.stop()

@@ -55,6 +55,8 @@ type Process struct {
 	Output io.Writer
 	// OutputMode is the part of it that the driver receives. Zero: that of Config.
 	OutputMode nodes.OutputMode
+	// OutputTo is another driver that receives it instead of this one: see Runtime.ReceiveOutput. Zero: this one.
+	OutputTo bus.Address
 
 	// Needs is what to reserve: one bundle for every worker, or one for each; none is workers without devices, spread
 	// over the nodes. A mapping may replace the bundles. With PerInstance every so many workers have a reservation of

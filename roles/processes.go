@@ -218,7 +218,8 @@ func (c *Cluster) launchOn(ctx context.Context, at launchTarget, ranks []int, re
 	c.mu.Lock()
 	program := c.program
 	c.mu.Unlock()
-	order := nodes.Launch{Node: node, Reservation: held.ID, Token: held.Token, Over: held.Over, Program: program, Output: c.outputMode()}
+	order := nodes.Launch{Node: node, Reservation: held.ID, Token: held.Token, Over: held.Over, Program: program}
+	order.Output, order.OutputTo = c.outputMode()
 	for _, rank := range ranks {
 		assigned := params.assignment(rec, rank)
 		assigned.Output = order.Output

@@ -32,9 +32,14 @@ type side struct{ kv, leases *kv.Bucket }
 func openSide(t *testing.T, b *bus.Bus) side { return side{openKV(t, b), openLeases(t, b)} }
 
 func stand(ctx context.Context, on side, id string) candidate {
+	return standWith(ctx, on, kv.LeadConfig{ID: id})
+}
+
+func standWith(ctx context.Context, on side, cfg kv.LeadConfig) candidate {
+	cfg.Key, cfg.Leases, cfg.TTL = "lead", on.leases, 2*time.Second
 	c := candidate{make(chan ledTerm, 8), make(chan error), make(chan error, 1)}
 	go func() {
-		c.doneCh <- on.kv.Lead(ctx, kv.LeadConfig{Key: "lead", Leases: on.leases, ID: id, TTL: 2 * time.Second}, func(ctx context.Context, t *kv.Term) error {
+		c.doneCh <- on.kv.Lead(ctx, cfg, func(ctx context.Context, t *kv.Term) error {
 			c.termCh <- ledTerm{t, ctx}
 			select {
 			case <-ctx.Done():
@@ -158,4 +163,78 @@ func TestLeaderOfALostBucketIsFenced(t *testing.T) {
 	require.NoError(t, err)
 	cancel()
 	require.ErrorIs(t, <-c.doneCh, context.Canceled)
+}
+
+// A leader that keeps its term takes a lost lease again, and leads on until another term has begun.
+func TestLeaderKeepsItsTermWithoutItsLease(t *testing.T) {
+	busBubble(t, func(t *testing.T, f *bustest.Faults, badBus, goodBus *bus.Bus) {
+		bad, good := openSide(t, badBus), openSide(t, goodBus)
+		ctx, cancel := context.WithCancel(t.Context())
+		a := standWith(ctx, bad, kv.LeadConfig{ID: "a", KeepTerm: true})
+		first := <-a.termCh
+		before := time.Now()
+		require.NoError(t, good.leases.Delete(ctx, "lead", 0)) // an operator deletes the lease
+		awaitHolder(t, good, "a", before)
+		f.Freeze() // until the lease has expired
+		time.Sleep(10 * time.Second)
+		f.Thaw()
+		awaitHolder(t, good, "a", before.Add(5*time.Second))
+		require.NoError(t, first.ctx.Err())
+		_, err := first.Put(ctx, "k", nil)
+		require.NoError(t, err)
+
+		b := stand(ctx, good, "b")
+		f.Freeze()
+		second := <-b.termCh
+		require.NoError(t, first.ctx.Err(), "it cannot know yet")
+		f.Thaw()
+		<-first.ctx.Done()
+		require.Greater(t, second.Epoch(), first.Epoch())
+		_, err = first.Put(ctx, "k", nil)
+		require.ErrorIs(t, err, bus.ErrFenced)
+		cancel()
+		require.ErrorIs(t, <-a.doneCh, context.Canceled)
+		require.ErrorIs(t, <-b.doneCh, context.Canceled)
+	})
+}
+
+// awaitHolder waits until a lease of the leader was written after that time.
+func awaitHolder(t *testing.T, on side, id string, after time.Time) {
+	t.Helper()
+	for range 100 {
+		e, err := on.leases.Get(t.Context(), "lead")
+		if err == nil && string(e.Value) == id && e.Time.After(after) {
+			return
+		}
+		time.Sleep(200 * time.Millisecond)
+	}
+	t.Fatal("the lease was not taken again")
+}
+
+// The lease of a leader that is known to have ended is taken at once.
+func TestLeaderThatHasEndedIsSucceededAtOnce(t *testing.T) {
+	busBubble(t, func(t *testing.T, _ *bustest.Faults, _, goodBus *bus.Bus) {
+		good := openSide(t, goodBus)
+		ctx, cancel := context.WithCancel(t.Context())
+		_, err := good.leases.Lease(ctx, "lead", []byte("dead"), time.Hour)
+		require.NoError(t, err)
+		knownCh := make(chan struct{})
+		began := time.Now()
+		c := standWith(ctx, good, kv.LeadConfig{ID: "next", HolderEnded: func(ctx context.Context, id string) bool {
+			require.Equal(t, "dead", id)
+			select {
+			case <-knownCh:
+				return true
+			case <-ctx.Done():
+				return false
+			}
+		}})
+		time.Sleep(time.Minute)
+		require.Empty(t, c.termCh)
+		close(knownCh)
+		<-c.termCh
+		require.Less(t, time.Since(began), 2*time.Minute)
+		cancel()
+		require.ErrorIs(t, <-c.doneCh, context.Canceled)
+	})
 }

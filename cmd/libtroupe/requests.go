@@ -12,6 +12,7 @@ import (
 	"troupe/nodes"
 	"troupe/roles"
 	"troupe/roles/registry"
+	"troupe/roles/sessions"
 )
 
 // request is the argument of troupe_ask; each op uses some of the fields.
@@ -112,6 +113,8 @@ func init() {
 		"worker_close": (*core).workerClose,     // → nil: disconnects
 		"serve":        (*core).serve,           // runtime, name, serve → cluster with one object of this process
 		"driver":       (*core).driver,          // runtime, name (a session) → handle of the object that this driver serves
+		"sessions":     (*core).sessions,        // runtime, timeout → cluster of the control service of the namespace
+		"show_output":  (*core).showOutput,      // runtime, name → nil: shows output that roles of others send to this driver under the name
 		"references":   (*core).countReferences, // runtime → values that it owns, references that it holds, bytes that it keeps
 		"panic":        (*core).panicForTest,    // for tests
 
@@ -332,6 +335,29 @@ func (c *core) attach(ctx context.Context, r *request) (any, error) {
 		return nil, err
 	}
 	return c.addCluster(cl)
+}
+
+// sessions finds the control service of a namespace.
+func (c *core) sessions(ctx context.Context, r *request) (any, error) {
+	rt, err := c.runtime(r.Runtime)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, seconds(r.Timeout))
+	defer cancel()
+	cl, err := sessions.Find(ctx, rt)
+	if err != nil {
+		return nil, err
+	}
+	return c.addCluster(cl)
+}
+
+func (c *core) showOutput(ctx context.Context, r *request) (any, error) {
+	rt, err := c.runtime(r.Runtime)
+	if err != nil {
+		return nil, err
+	}
+	return nil, rt.ReceiveOutput(ctx, r.Name)
 }
 
 func (c *core) openHandle(_ context.Context, r *request) (any, error) {

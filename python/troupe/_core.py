@@ -407,11 +407,6 @@ class Core:
             self._beside.discard(me)
             self.lib.troupe_push()
 
-    def stay_beside(self) -> None:
-        """Directs the completions of this thread to the side queue for good. It is for a thread that runs an event loop; the loop then reads no
-        completions."""
-        self._beside.add(threading.get_ident())
-
     def share_side(self) -> None:
         """Makes pipeline functions users of the side queue: from now on, the thread that reads it runs no methods."""
         self.side_is_shared = True

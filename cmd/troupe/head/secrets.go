@@ -20,6 +20,7 @@ import (
 	"syscall"
 	"time"
 
+	"troupe/bus"
 	"troupe/nodes"
 )
 
@@ -44,6 +45,20 @@ func lockStore(store string) (unlock func(), err error) {
 		_ = syscall.Flock(int(f.Fd()), syscall.LOCK_UN) // a child between fork and exec has the descriptor too
 		_ = f.Close()
 	}, nil
+}
+
+// keptID identifies the head over its restarts on a store, whose lock the caller has.
+func keptID(store string) (string, error) {
+	path := filepath.Join(store, "id")
+	old, err := os.ReadFile(path)
+	if id := strings.TrimSpace(string(old)); err == nil && bus.CheckName("id of the head", id) == nil {
+		return id, nil
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", err
+	}
+	id := bus.NewID()
+	return id, nodes.WritePrivate(path, []byte(id+"\n"))
 }
 
 // keptToken is the given token, or the token of an earlier start, or a new one.

@@ -25,6 +25,7 @@ import (
 	"troupe/placement"
 	"troupe/roles"
 	"troupe/roles/registry"
+	"troupe/roles/sessions"
 )
 
 // upFlags are the flags of up.
@@ -266,6 +267,15 @@ func (c command) up(ctx context.Context, h *head, inside func(context.Context, *
 		return err
 	}
 	defer roles.GC{Bus: b, Logger: log}.Start(ctx)()
+	id, err := keptID(h.store)
+	if err != nil {
+		return err
+	}
+	stopSessions, err := sessions.Serve(ctx, sessions.Config{Bus: b, Replicas: h.replicas, Head: id, Logger: log})
+	if err != nil {
+		return err
+	}
+	defer stopSessions()
 	if inside != nil {
 		return inside(ctx, b)
 	}

@@ -82,8 +82,16 @@ try:
     ray.get_actor("kept")
 except ValueError:
     print("not in this namespace")
+@ray.remote(num_cpus=0)
+class Own:
+    def pid(self):
+        return os.getpid()
+
+own = Own.options(name="own").remote()
+pid = ray.get(own.pid.remote())
 os.kill(int(sys.argv[1]), signal.SIGKILL)
 print(ray.get(kept.add.remote(), timeout=30))
+print(ray.get(ray.get_actor("own").pid.remote(), timeout=30) == pid == ray.get(own.pid.remote(), timeout=30))
 
 @ray.remote(num_cpus=0)
 class Later:
@@ -100,7 +108,7 @@ ray.kill(kept)
 @pytest.mark.skipif(REAL, reason="kills the program of Troupe's head")
 def test_detached_actor_outlives_its_driver_and_a_head(tmp_path):
     """A second driver finds the detached actor of the first by its name and namespace; calls, creation and names continue after the head was
-    killed while the driver ran."""
+    killed while the driver ran, and its own actor is found by name."""
     env = {**os.environ, "RAY_TMPDIR": str(tmp_path), "PYTHONPATH": ROOT}
 
     def run(*command):
@@ -115,7 +123,7 @@ def test_detached_actor_outlives_its_driver_and_a_head(tmp_path):
             service = json.load(f)["pid"]
         head = children(service)[0]
         said = run(sys.executable, "-c", _SECOND, str(head))
-        assert said.splitlines() == ["2", "[('first', 'kept')]", "not in this namespace", "3", "1", "4"]
+        assert said.splitlines() == ["2", "[('first', 'kept')]", "not in this namespace", "3", "True", "1", "4"]
         assert children(service) not in ([], [head])
     finally:
         run(sys.executable, "-m", "troupe.ray.scripts", "stop", "--force")

@@ -3,8 +3,7 @@
 Modules:
     __init__, _session      init, shutdown, namespaces, implicit init
     _state                  the current session; control_call and control_async call the control service
-    _control                the control service: jobs, actors, names, handles, task workers
-    _placement              resources of nodes, placement groups, scheduling of requests
+    _control                the client of the head's control service, which keeps jobs, actors, names, handles, task workers, resources
     _objects                ObjectRef, get, put, wait, cancel; Promise: a reference whose value is set later
     _host                   the process of an actor or of a task worker
     actor, remote_function  actor classes, remote functions, handles

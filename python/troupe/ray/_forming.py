@@ -48,13 +48,13 @@ def forming() -> Iterator[None]:
             state.control.notify("group_size", made.name, 0 if made.given_up else made.size)
 
 
-def membership(options: dict[str, Any]) -> list[Any] | None:
+def membership(options: dict[str, Any]) -> dict[str, Any] | None:
     """Returns the group and rank of an actor being created, or None if it joins no group."""
     made = _current.get()
     if made is None or options.get("max_restarts") or options.get("get_if_exists"):
         return None
     made.size += 1
-    return [made.name, made.size - 1]
+    return {"name": made.name, "rank": made.size - 1}
 
 
 def give_up() -> None:
@@ -64,20 +64,20 @@ def give_up() -> None:
         made.given_up = True
 
 
-_gang: contextvars.ContextVar[list[Any] | None] = contextvars.ContextVar("troupe_ray_gang", default=None)
+_gang: contextvars.ContextVar[dict[str, Any] | None] = contextvars.ContextVar("troupe_ray_gang", default=None)
 
 
 @contextlib.contextmanager
 def reserving(count: int) -> Iterator[None]:
     """Reserves the count placement groups created in the block together or not at all. This prevents two programs that each need several
     nodes from deadlocking, each holding some of them."""
-    mark = _gang.set([os.urandom(8).hex(), count] if count > 1 else None)
+    mark = _gang.set({"name": os.urandom(8).hex(), "size": count} if count > 1 else None)
     try:
         yield
     finally:
         _gang.reset(mark)
 
 
-def gang() -> list[Any] | None:
+def gang() -> dict[str, Any] | None:
     """Returns the name and size of the gang that a new placement group joins, or None."""
     return _gang.get()

@@ -1,7 +1,6 @@
-"""The process of a shared session, which runs `troupe up` and serves the control service: `python -m troupe.ray._head SPEC`, with SPEC in
-JSON.
+"""The process that keeps the head of a shared session running: `python -m troupe.ray._head SPEC`, with SPEC in JSON.
 
-A head that dies is restarted on the same store and address. The agents, the workers, this process and pending calls continue.
+A head that dies is restarted on the same store and address. The agents, the workers and pending calls continue.
 """
 
 from __future__ import annotations
@@ -17,9 +16,7 @@ import threading
 import time
 from typing import Any
 
-import troupe
-
-from .. import _core
+from .. import _core, _session
 from . import _heads
 
 _OFTEN, _OFTEN_WITHIN = 5, 60.0  # a head that was started this many times within this many seconds is not restarted
@@ -83,13 +80,7 @@ def _start_head(spec: dict[str, Any], run: str) -> subprocess.Popen[bytes]:
 
 
 def _serve(spec: dict[str, Any], said: dict[str, Any], ended: threading.Event, head: Head) -> int:
-    from ._control import Control
-    from ._session import _NAMESPACE
-
-    session = troupe.init(said["url"], _NAMESPACE, token_file=said.get("token_file") or None, fingerprint=said.get("fingerprint") or None, name="ray head")
-    control = troupe.serve(Control(), Control.role, max_concurrency=1_000_000)
-    control["refresh_nodes"].remote().result(30)
-    host, port = session._addresses[0]
+    host, port = _session._address(said["url"])
     ip = spec["ip"] or host
     access = {"url": said["url"], "token_file": said.get("token_file", ""), "fingerprint": said.get("fingerprint", "")}
     path = _heads.write("head", str(port), host=host, ip=ip, port=port, stays=bool(spec["stay"]), **access)
@@ -103,7 +94,6 @@ def _serve(spec: dict[str, Any], said: dict[str, Any], ended: threading.Event, h
         return 0
     finally:
         _heads.remove(path)
-        troupe.shutdown()
 
 
 def _until_closed(ended: threading.Event) -> None:

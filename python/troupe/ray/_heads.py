@@ -1,7 +1,7 @@
-"""Sessions on this machine that several drivers share: a head with its control service, and additional nodes.
+"""Sessions on this machine that several drivers share: a head, and additional nodes.
 
-`ray start --head` and cluster_utils.Cluster start a `_head` process, which runs `troupe up` and the control service. `ray start --address`
-and Cluster.add_node run `troupe join`. Each process writes a file to this user's folder, where drivers find the address and the token, and
+`ray start --head` and cluster_utils.Cluster start a `_head` process, which keeps `troupe up` running. `ray start --address` and
+Cluster.add_node run `troupe join`. Each process writes a file to this user's folder, where drivers find the address and the token, and
 `ray stop` finds the processes.
 """
 
@@ -147,7 +147,7 @@ def start_head(
     *, port: int = 0, num_cpus: float | None = None, num_gpus: float | None = None, resources: dict[str, float] | None = None,
     memory: float | None = None, name: str = "", ip: str = "127.0.0.1", stay: bool = False,
 ) -> tuple[subprocess.Popen[bytes] | None, dict[str, Any]]:  # fmt: skip
-    """Starts a head with its control service. stay: the head outlives this process and runs until stop()."""
+    """Starts a head. stay: the head outlives this process and runs until stop()."""
     spec = {
         "port": port, "gpus": devices(override_gpus(num_gpus)), "resources": declared(num_cpus, resources, memory), "name": name, "ip": ip, "stay": stay,
     }  # fmt: skip

@@ -25,7 +25,7 @@ from .. import worker as _worker
 from .._call import IncomingCall
 from .._core import CANCEL
 from .._serve import Object, read_args
-from . import _context, _objects, _process_title, _serialize, _state, exceptions
+from . import _context, _control, _objects, _process_title, _serialize, _state, exceptions
 
 _OBJECT_REQUESTS = 1_000_000  # limit of queued requests for objects
 _FUNCTIONS = 512  # unpickled functions that a worker caches
@@ -117,6 +117,7 @@ class Service:
         self.bound: dict[str, Any] = {}  # cached bound methods of the actor instance
         self.turns: dict[tuple[str, str], int] = {}  # next sequence number, by caller and concurrency group
         self.early: dict[Any, tuple[int, list[Any]]] = {}  # calls that arrived before their turn
+        self.making = "no"  # whether the actor instance exists: no, running, yes
         self.main = threading.get_ident()
         self.current = ""  # id of the call running on the main thread
         self.exiting = False  # whether exit_actor has been called
@@ -140,6 +141,7 @@ class Service:
 
     def construct(self, pickled: bytes, title: str, frame: list[Any], deps: list[Any]) -> Any:
         """Creates the actor instance and returns ["ok", pid] or ["error", frame]. For an async actor, returns a future of that."""
+        self.making = "running"
         self.start_executors()
         call = Call("", "__init__", frame, deps, 1, {})
         if self.kind != "async":
@@ -155,6 +157,18 @@ class Service:
         return asyncio.run_coroutine_threadsafe(make(), loop.loop)
 
     def _construct(self, pickled: bytes, call: Call, entries: list[_objects.Entry]) -> Any:
+        made = ["error", None]
+        try:
+            made = self._made(pickled, call, entries)
+        finally:
+            self.making = "yes" if made[0] == "ok" else "no"
+        return made
+
+    def constructed(self) -> list[Any]:
+        """Whether the actor's object is made, for a control service that has not heard it: "no", "running" or "yes", and the pid."""
+        return [self.making, os.getpid()]
+
+    def _made(self, pickled: bytes, call: Call, entries: list[_objects.Entry]) -> Any:
         task = _context.Task(os.urandom(24).hex(), f"{self.class_name}.__init__")
         mark = _context.current.set(task)
         try:
@@ -693,7 +707,7 @@ class RayHost(_worker.Host):
             set_threads(self.state.assigned)
 
     def _state(self, fields: dict[str, Any]) -> _state.State:
-        control = _objects.Peer(fields["control"], self.process)
+        control = _control.Control(self.process, fields["job_id"])
         state = _state.State(
             mode=_state.WORKER_MODE, job_id=fields["job_id"], namespace=fields.get("namespace") or fields["job_namespace"], node_id=fields["node_id"],
             address=fields["address"], control=control, process=self.process,
@@ -722,7 +736,7 @@ class RayHost(_worker.Host):
             methods.append({"name": "call", "mode": "", "lane": work})
         for i, (group, limit) in enumerate(service.groups().items()):
             methods.append({"name": method_of_group(group), "mode": "", "lane": {"name": f"concurrent-{i}", "limit": limit}})
-        for method in ("fetch", "borrow", "give_back", "cancel_call", "cancel_object", "owns", "exit"):
+        for method in ("fetch", "borrow", "give_back", "cancel_call", "cancel_object", "constructed", "owns", "exit"):
             methods.append({"name": method, "mode": "", "lane": objects})
         lanes = {m["name"]: m["lane"]["name"] for m in methods if m["lane"]["name"] != "work"}
         self.objects[name] = Object(service, False, lanes, {})

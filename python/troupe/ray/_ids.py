@@ -87,11 +87,6 @@ class PlacementGroupID(BaseID):
 OBJECT_ID_SIZE = 28
 
 
-def process_name(group: str, rank: int) -> str:
-    """Returns the process name of a rank of a group's role."""
-    return f"group-{group}@{rank}"
-
-
 def role_of(process: str) -> tuple[str, int]:
     """Returns the role and the rank of a process, from its name."""
     role, _, rank = process.partition("@")

@@ -180,6 +180,19 @@ def _dump_error(error: BaseException) -> list[Any]:
         return frame
 
 
+def cause_frame(cause: Any, actor_id: str | None = None) -> Any:
+    """What the control service says of a death or a refusal, as the frame of an exception: it is one already if it comes of a constructor."""
+    if not isinstance(cause, dict):
+        return cause
+    kind, text = cause["kind"], cause["text"]
+    if kind == "died":
+        return _dump_error(exceptions.ActorDiedError(text, None, actor_id))
+    of_actor = actor_id is not None
+    if kind == "group_removed":
+        return _dump_error((exceptions.ActorPlacementGroupRemoved if of_actor else exceptions.TaskPlacementGroupRemoved)(text))
+    return _dump_error((exceptions.ActorUnschedulableError if of_actor else exceptions.TaskUnschedulableError)(text))
+
+
 class ObjectRef:
     """A reference to an object that exists or is still being computed."""
 
@@ -358,7 +371,7 @@ class _Reader:
             watches = self._watches()
             if not watches:
                 self.parked = True  # set before reading _pending: a call sent after this line wakes the thread
-                if core._pending:
+                if any(not token & _core.SIDE for token in list(core._pending)):  # the side queue has a thread of its own
                     self.parked = False
                 found = woken.poll(None if self.parked else _LATE * 1000)
                 self.parked = False
@@ -621,10 +634,8 @@ def set_results(entries: list[Entry], kind: int, answer: list[Any], future: Any)
 class Peer:
     """Another process of the session, addressed by name."""
 
-    def __init__(self, name: str, caller: str = "") -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
-        self._caller = caller  # for a peer that is the control service: the calling process, whose calls are kept in order
-        self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._handle: Any = None
         self._asked = False
@@ -681,13 +692,8 @@ class Peer:
         for do in waiting:
             do(handle, error)
 
-    def _ordered(self, method: str, args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
-        return ("ask", (self._caller, next(self._numbers), method, *args)) if self._caller else (method, args)
-
     def notify(self, method: str, *args: Any) -> None:
         """Calls a method without waiting for the answer; a dead peer is not an error."""
-        method, args = self._ordered(method, args)
-
         def send(handle: Any, error: BaseException | None) -> None:
             if handle is not None:
                 try:
@@ -700,8 +706,6 @@ class Peer:
 
     def ask(self, method: str, args: tuple[Any, ...], done: Callable[[Any, BaseException | None], None]) -> None:
         """Calls a method; done(value, None) or done(None, error) follows on any thread."""
-        method, args = self._ordered(method, args)
-
         def send(handle: Any, error: BaseException | None) -> None:
             if handle is None:
                 done(None, error)

@@ -1,6 +1,6 @@
 """Options of actors, tasks and methods: their names and accepted values.
 
-Scheduling strategies are instances of ray.util.scheduling_strategies classes, whose to_wire() returns the form that _placement.py takes.
+Scheduling strategies are instances of ray.util.scheduling_strategies classes, whose to_wire() returns the form that the control service takes.
 """
 
 from __future__ import annotations

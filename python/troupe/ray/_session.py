@@ -162,17 +162,19 @@ def _open(address: str | None, resources: dict[str, float], namespace: str | Non
     process = f"driver-{os.urandom(8).hex()}"
     store = _objects.Store(process)
     served = _serve(DriverService(store), process)
-    if local:
-        control = _serve(_control.Control(), _control.Control.role)
     _objects.forget_peers()
-    peer = _objects.Peer(_control.Control.role, process)
+    session.core.ask("show_output", runtime=session.id, name=process).get(30)
     host, port = session._addresses[0]
-    state = _state.State(mode=_state.DRIVER_MODE, job_id="", namespace=namespace or str(uuid.uuid4()), node_id="", address=f"{host}:{port}", control=peer, process=process)
+    state = _state.State(
+        mode=_state.DRIVER_MODE, job_id="", namespace=namespace or str(uuid.uuid4()), node_id="", address=f"{host}:{port}", control=_control.Control(process),
+        process=process,
+    )  # fmt: skip
     state.store = store
     state.runtime_env = env
-    state.served = (served, control if local else None)
+    state.served = served
     job = {
-        "process": process, "namespace": state.namespace, "resources": resources, "dir": _launch.here(), "executable": sys.executable,
+        "process": process, "session": session.session, "output": "raw" if log_to_driver else "none", "namespace": state.namespace,
+        "resources": resources if local else {}, "dir": _launch.here(), "executable": sys.executable,
         "env": _environment(), "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"), "troupe_ray": os.environ.get("TROUPE_RAY", ""), "sys_path": _launch.search_path(),
         "python": f"{sys.version_info.major}.{sys.version_info.minor}", "package": _launch._PACKAGE_IN, "address": state.address, "node_ip": host,
         "fork": _launch.fork_settings(_launch.warm_modules(None), _launch.search_path()),
@@ -180,12 +182,13 @@ def _open(address: str | None, resources: dict[str, float], namespace: str | Non
     _objects.start_reader(_core.get())
     _state.set_current(state)
     try:
-        told = _state.control_call("register_job", job, timeout=30)
+        told = _state.control_call("register_job", job, timeout=60)
     except BaseException:
         _state.set_current(None)
         session.close()
         raise
     state.job_id, state.node_id, state.node_ip = told["job_id"], told["node_id"], told["node_ip"]
+    state.control.job_id = state.job_id
     if session.head is not None:
         head = session.head
         state.announced = _heads.write(
@@ -224,6 +227,7 @@ def shutdown(_exiting_interpreter: bool = False) -> None:
             _state.control_call("end_job", state.job_id, timeout=10)
         except Exception:
             pass  # the session is already gone
+        state.control.close()
         _state.set_current(None)
         actor.forget_all()
         remote_function._submitters.clear()

@@ -624,7 +624,7 @@ class Client:
             state.store.linger(kept)
         if error is not None or "dead" in info:
             with self._lock:
-                dead = info["dead"] if error is None else None
+                dead = _objects.cause_frame(info["dead"], self.actor_id) if error is None else None
                 unknown = f"The actor {self.actor_id} is not known: {error or 'The actor is dead because its owner has died before it was registered.'}"
                 self._dead = self._dead or dead or _objects._dump_error(exceptions.ActorDiedError(unknown, None, self.actor_id))
             self.pump()
@@ -664,7 +664,7 @@ class Client:
 
     def _died(self, cause: Any, error: BaseException | None) -> None:
         with self._lock:
-            self._dead = cause if error is None and cause else _objects._dump_error(exceptions.ActorDiedError(None, None, self.actor_id))
+            self._dead = _objects.cause_frame(cause, self.actor_id) if error is None and cause else _objects._dump_error(exceptions.ActorDiedError(None, None, self.actor_id))
         self.pump()
 
     def check(self, title: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -853,8 +853,9 @@ class Client:
 
         def told(found: Any, error: BaseException | None) -> None:
             if error is None and found.get("dead") is not None:
-                self._died(found["dead"], None)
-                call.fail(found["dead"])
+                frame = _objects.cause_frame(found["dead"], self.actor_id)
+                self._died(frame, None)
+                call.fail(frame)
             elif error is not None or "dead" in found:
                 call.fail_with(exceptions.ActorDiedError(f"The actor {self.actor_id} died: {err}", None, self.actor_id))
             else:
@@ -983,7 +984,7 @@ def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
         raise ValueError(f"ray.kill() only supported for actors. For tasks, try ray.cancel(). Got: {type(actor)}.")
     dead = _state.control_call("kill_actor", actor._info.actor_id, no_restart)
     if dead is not None:
-        client_of(actor._info.actor_id).killed(dead)
+        client_of(actor._info.actor_id).killed(_objects.cause_frame(dead, actor._info.actor_id))
 
 
 def exit_actor() -> None:

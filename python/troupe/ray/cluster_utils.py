@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import hashlib
 import os
 import shutil
 import signal
@@ -11,7 +12,6 @@ from typing import Any
 
 from . import _heads
 from ._options import refuse
-from ._placement import node_id
 
 cluster_not_supported = False
 
@@ -82,6 +82,11 @@ def _tree(pid: int) -> list[int]:
             except OSError:
                 continue
     return found
+
+
+def node_id(name: str) -> str:
+    """The id of the node of that name, as the control service makes it."""
+    return hashlib.sha1(name.encode()).hexdigest() + "0" * 16
 
 
 class Cluster:

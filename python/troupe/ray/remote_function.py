@@ -191,7 +191,7 @@ class Submitter:
             lease = os.urandom(14).hex()
             requests[lease] = None
         self.state.control.ask(
-            "lease", (lease, self.state.job_id, task.demand, task.strategy, task.env, task.captures), lambda found, error: self._leased(task, lease, found, error)
+            "lease", (lease, self.state.job_id, task.demand, task.strategy, task.env), lambda found, error: self._leased(task, lease, found, error)
         )
 
     def withdraw(self, task: Task) -> bool:
@@ -221,7 +221,7 @@ class Submitter:
             if task is not None:
                 text = str(error) if error is not None else found["error"]
                 if error is None and "unschedulable" in found:
-                    task.fail(found["unschedulable"])
+                    task.fail(_objects.cause_frame({"kind": found["unschedulable"], "text": found["error"]}))
                 else:
                     task.fail_with(exceptions.WorkerCrashedError(f"The task could not be started: {text}"))
             return

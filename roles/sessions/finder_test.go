@@ -1,0 +1,110 @@
+package sessions_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"troupe/bus"
+	"troupe/bus/kv"
+	"troupe/roles/sessions"
+)
+
+const leadKey = "lead.ray"
+
+// leases is the bucket of the leases of services.
+func (h *head) leases() *kv.Bucket {
+	bucket, err := kv.Open(h.t.Context(), h.bus, kv.Config{Bucket: "troupe_sessions_leases", Leases: true})
+	require.NoError(h.t, err)
+	return bucket
+}
+
+// A service whose lease was lost takes it again: its clients notice nothing, and what is under way goes on.
+func TestALostLeaseEndsNothing(t *testing.T) {
+	t.Parallel()
+	h := startHead(t)
+	h.serveWith(sessions.Config{Lead: time.Second})
+	d := h.driver("driver-a")
+	leases, role := h.leases(), d.control.Name()
+	d.ask("create_actor", "slow", d.spec("", "slow", nil), d.name)
+	starting := d.begin("actor_info", "slow")
+	lease := d.begin("lease", "l1", d.job, map[string]float64{"CPU": 1}, nil, map[string]any{})
+	waiting := d.begin("lease", "l2", d.job, map[string]float64{"CPU": 2}, nil, map[string]any{})
+	for range 2 {
+		held, err := leases.Get(t.Context(), leadKey)
+		require.NoError(t, err)
+		require.NoError(t, leases.Delete(t.Context(), leadKey, 0))
+		eventually(t, "the lease is taken again", func() bool {
+			require.Equal(t, "n", d.ask("placement", "nodes").([]any)[0].(map[string]any)["name"])
+			now, err := leases.Get(t.Context(), leadKey)
+			return err == nil && now.Revision > held.Revision
+		})
+	}
+	first := d.await(lease).(map[string]any)
+	require.Contains(t, first["role"], "worker-")
+	require.Equal(t, map[string]any{"role": "actor-slow", "restarts": false}, d.await(starting))
+	d.ask("end_lease", "l1")
+	require.Equal(t, first["role"], d.await(waiting).(map[string]any)["role"], "the same process")
+	d.find()
+	require.Equal(t, role, d.control.Name(), "the same service")
+}
+
+// A service whose lease another head has taken goes on until that head has begun its term; then it ends, and its clients find the other.
+func TestAnotherHeadTakesOver(t *testing.T) {
+	t.Parallel()
+	h := startHead(t)
+	stop := h.serve()
+	d := h.driver("driver-a")
+	d.create("a1", "name", nil)
+	role := d.info("a1")["role"].(string)
+	before, control := d.pid(role), d.control.Name()
+	h.serve()
+	stop()
+	d.find()
+	require.NotEqual(t, control, d.control.Name())
+	require.Equal(t, "a1", d.ask("named_actor", "space", "name").(map[string]any)["actor_id"])
+	require.Equal(t, before, d.pid(role))
+}
+
+// A restarted head does not wait for the lease of the process before it, unless that still lives.
+func TestARestartedHeadSucceedsAtOnce(t *testing.T) {
+	t.Parallel()
+	h := startHead(t)
+	alive, err := h.bus.Subscribe(bus.SessionsHead("head-before"), func(m *bus.Msg) { _ = m.Respond(nil) })
+	require.NoError(t, err)
+	_, err = h.leases().Lease(t.Context(), leadKey, []byte("head-before"), time.Hour)
+	require.NoError(t, err)
+	h.serveWith(sessions.Config{Head: "head"})
+	ask := func(patience time.Duration) error {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		_, err := h.bus.Request(ctx, bus.SessionsAsk("ray"), nil)
+		return err
+	}
+	require.Error(t, ask(time.Second), "the other head leads")
+	require.NoError(t, alive.Unsubscribe())
+	require.NoError(t, ask(limit))
+}
+
+func TestAServiceWithoutWorkEnds(t *testing.T) {
+	t.Parallel()
+	h := startHead(t)
+	h.serveWith(sessions.Config{Idle: 10 * time.Millisecond})
+	first := h.driver("driver-a")
+	first.create("kept", "kept", func(s map[string]any) { s["detached"] = true })
+	require.Contains(t, first.info("kept"), "role")
+	first.ask("end_job", first.job)
+	second := h.driver("driver-b")
+	require.Equal(t, first.control.Name(), second.control.Name(), "a service with an actor goes on")
+	second.ask("kill_actor", "kept")
+	second.ask("end_job", second.job)
+	eventually(t, "the service has ended", func() bool {
+		_, err := second.rt.Attach(t.Context(), second.control.Name())
+		return err != nil
+	})
+	third := h.driver("driver-c")
+	require.NotEqual(t, second.control.Name(), third.control.Name())
+	require.Equal(t, "03000000", third.job, "jobs are counted on")
+}

@@ -1,0 +1,285 @@
+package sessions
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"troupe/bus/wire"
+	"troupe/dispatch"
+	"troupe/roles"
+	"troupe/roles/sessions/scheduler"
+)
+
+const (
+	idleShort = time.Second      // that a process for tasks without work is kept beyond the number of CPUs
+	idleLong  = 60 * time.Second // and up to that number
+	reapEvery = time.Second
+	ownsLimit = 10 * time.Second
+)
+
+// worker is a process that runs tasks. The lock of the service guards it.
+type worker struct {
+	id, key, role string
+	job           string
+	node          string   // id
+	process       *process // nil: it starts
+	idleSince     time.Time
+	lease         string // empty: it has no work
+	spent         bool   // it runs no more tasks
+	retiring      bool
+	dead          bool
+}
+
+func (w *worker) isIdle() bool {
+	return w.lease == "" && !w.dead && !w.spent && !w.retiring && w.process != nil
+}
+
+// leaseAsked leases a process for tasks with these resources: it answers when they are free and the process is up.
+func (s *service) leaseAsked(c *call) error {
+	var id, jobID string
+	var demand map[string]float64
+	var strategyRaw, env wire.Raw
+	if err := c.args.read(&id, &jobID, &demand, &strategyRaw, &env); err != nil {
+		return err
+	}
+	if w := s.leases[id]; w != nil { // the request was repeated
+		c.fail(errLeaseKnown)
+		return nil
+	}
+	strategy, err := strategyOf(strategyRaw)
+	if err != nil {
+		return err
+	}
+	env = slices.Clone(env)
+	s.request(id, demand, strategy, func(g grant) {
+		switch {
+		case g.refused != nil && g.refused == withdrawn:
+			c.reply(map[string]any{"cancelled": true})
+		case g.refused != nil:
+			c.reply(map[string]any{"error": g.refused.Text, "unschedulable": causeOf(g.refused)})
+		default:
+			s.lease(c, id, jobID, env, g.allocation)
+		}
+	})
+	return nil
+}
+
+// lease gives a lease a process without work, or a new one.
+func (s *service) lease(c *call, id, jobID string, env wire.Raw, at scheduler.Allocation) {
+	key := jobID + poolKey(env, at)
+	answer := func(w *worker) {
+		w.lease = id
+		s.leases[id] = w
+		c.reply(map[string]any{"role": w.role, "devices": at.Devices, "node_id": at.NodeID, "group": at.Group, "bundle": at.Bundle})
+	}
+	var found *worker
+	for _, w := range s.workers {
+		if w.key == key && w.isIdle() && (found == nil || w.idleSince.After(found.idleSince)) { // the one that worked last
+			found = w
+		}
+	}
+	if found != nil {
+		answer(found)
+		return
+	}
+	w := &worker{id: newWorkerID(), key: key, job: jobID, node: at.NodeID, lease: id}
+	w.role = "worker-" + w.id
+	s.workers[w.id] = w
+	s.background(func() {
+		assigned := map[string]any{"kind": "task", "groups": map[string]any{}, "worker_id": w.id, "placement": nil}
+		plan, err := s.plan(jobID, env, at, map[string][]string{}, assigned)
+		var cl *roles.Cluster
+		if err == nil {
+			cl, err = s.createRole(w.role, plan)
+		}
+		s.do(func() {
+			switch {
+			case err != nil:
+				delete(s.workers, w.id)
+				s.release(id)
+				c.reply(map[string]any{"error": err.Error()})
+			case w.dead: // its job, node or group has ended
+				s.release(id)
+				s.background(func() { s.destroy(&process{cluster: cl}, false) })
+				c.reply(map[string]any{"error": "the process was ended"})
+			default:
+				w.process = &process{cluster: cl}
+				s.processes[w.role] = jobID
+				s.watchWorker(w)
+				answer(w)
+			}
+		})
+	})
+}
+
+func newWorkerID() string {
+	b := make([]byte, 14)
+	_, _ = rand.Read(b) // never fails
+	return hex.EncodeToString(b)
+}
+
+// poolKey is the same for tasks that may run in one process, one after the other. A process with devices runs no tasks without.
+func poolKey(env wire.Raw, at scheduler.Allocation) string {
+	var devices []string
+	for name, ids := range at.Devices {
+		if len(ids) > 0 {
+			devices = append(devices, name)
+		}
+	}
+	slices.Sort(devices)
+	var value any
+	_ = (arguments{env}).read(&value)
+	canonical, err := wire.Marshal(value)
+	if err != nil {
+		canonical = env
+	}
+	return "|" + at.NodeID + "|" + strings.Join(devices, ",") + "|" + string(canonical)
+}
+
+func (s *service) watchWorker(w *worker) {
+	p := w.process
+	s.background(func() {
+		s.died(p)
+		if s.ctx.Err() == nil {
+			s.do(func() { s.endWorker(w) })
+		}
+	})
+}
+
+// endWorker ends a process for tasks, or notes that it has ended.
+func (s *service) endWorker(w *worker) {
+	if w.dead {
+		return
+	}
+	w.dead = true
+	delete(s.workers, w.id)
+	if s.leases[w.lease] == w {
+		delete(s.leases, w.lease)
+		s.release(w.lease)
+	}
+	s.endProcess(w.role)
+	if p := w.process; p != nil {
+		done := s.processEnding(w.job, w.node)
+		s.background(func() {
+			s.destroy(p, false)
+			s.do(done)
+		})
+	}
+}
+
+// cancelLease withdraws a request that still waits.
+func (s *service) cancelLease(c *call) error {
+	var id string
+	if err := c.args.read(&id); err != nil {
+		return err
+	}
+	if then := s.requests[id]; then != nil && s.sched.Withdraw(id) {
+		delete(s.requests, id)
+		then(grant{refused: withdrawn})
+	}
+	c.reply(nil)
+	return nil
+}
+
+// endLease ends a lease: the caller has no more work for the process. spent: its process ends.
+func (s *service) endLease(c *call) error {
+	var id string
+	spent := false
+	if err := c.args.read(&id, &spent); err != nil {
+		return err
+	}
+	if w := s.leases[id]; w != nil {
+		delete(s.leases, id)
+		w.lease, w.idleSince, w.spent = "", time.Now(), w.spent || spent
+		s.release(id)
+		if w.spent {
+			s.retire(w)
+		}
+	}
+	c.reply(nil)
+	return nil
+}
+
+func (s *service) suspendLease(c *call) error {
+	return s.onLease(c, func(id string) { s.decided(s.sched.Suspend(id), "") })
+}
+
+func (s *service) resumeLease(c *call) error { return s.onLease(c, s.sched.Resume) }
+
+func (s *service) onLease(c *call, do func(id string)) error {
+	var id string
+	if err := c.args.read(&id); err != nil {
+		return err
+	}
+	if s.leases[id] != nil {
+		do(id)
+	}
+	c.reply(nil)
+	return nil
+}
+
+// reapLoop ends processes for tasks that have had no work for long.
+func (s *service) reapLoop() {
+	tick := time.NewTicker(reapEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-s.ctx.Done():
+			return
+		case now := <-tick.C:
+			s.do(func() {
+				s.reap(now)
+				s.forgetCallers(now)
+				s.endIfIdle(now)
+			})
+		}
+	}
+}
+
+func (s *service) reap(now time.Time) {
+	var idle []*worker
+	for _, w := range s.workers {
+		if w.lease == "" && w.process != nil && !w.retiring {
+			idle = append(idle, w)
+		}
+	}
+	slices.SortFunc(idle, func(a, b *worker) int { return b.idleSince.Compare(a.idleSince) })
+	for i, w := range idle {
+		keep := idleShort
+		if i < runtime.NumCPU() {
+			keep = idleLong
+		}
+		if w.spent || now.Sub(w.idleSince) > keep {
+			s.retire(w)
+		}
+	}
+}
+
+// retire ends a process without work, unless others need it: for objects or actors of its tasks.
+func (s *service) retire(w *worker) {
+	for _, a := range s.order {
+		if a.spec.Owner == w.role && a.state != stateDead && !a.spec.Detached {
+			return
+		}
+	}
+	w.retiring = true
+	p := w.process
+	s.background(func() {
+		needed := s.ownsObjects(p)
+		s.do(func() {
+			if w.retiring = false; !needed && w.lease == "" {
+				s.endWorker(w)
+			}
+		})
+	})
+}
+
+// ownsObjects reports whether other processes hold objects of this one.
+func (s *service) ownsObjects(p *process) bool {
+	owns, err := askProcess[bool](s.ctx, p, dispatch.Call{Method: "owns", Timeout: ownsLimit})
+	return err == nil && owns
+}
