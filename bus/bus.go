@@ -35,6 +35,7 @@ type Bus struct {
 	owned  bool      // Close closes nc
 	budget *budget   // bytes of large bodies in flight to this connection
 
+	answering   answering
 	asyncErrors atomic.Uint64
 	dropped     *atomic.Uint64            // slow consumer events, shared with the connections that Dial makes
 	dialled     atomic.Pointer[batchConn] // the newest socket

@@ -60,7 +60,7 @@ func (rt *Runtime) becomeCreator(ctx context.Context) error {
 	if rt.local != nil {
 		return nil
 	}
-	rt.spawn(func() { rt.uptime.Watch(rt.ctx, rt.bus) })
+	rt.uptime.Follow(rt.bus)
 	if err := rt.ensureLease(ctx); err != nil {
 		return err
 	}
@@ -71,7 +71,7 @@ func (rt *Runtime) becomeCreator(ctx context.Context) error {
 
 // startOrphanReaper starts to destroy the roles of dead drivers.
 func (rt *Runtime) startOrphanReaper() {
-	rt.spawn(func() { rt.uptime.Watch(rt.ctx, rt.bus) })
+	rt.uptime.Follow(rt.bus)
 	rt.spawn(rt.runOrphanReaper)
 }
 

@@ -114,8 +114,8 @@ func (l *liveness) expectAll() {
 	}
 }
 
-// run handles messages about the workers, and detects silence. Silence while the own connection was down does not
-// count.
+// run handles messages about the workers, and detects silence. Silence counts up to the last answer of the server. None counts
+// while the server did not answer, or while this process was suspended.
 func (l *liveness) run() {
 	rt := l.cluster.rt
 	t := time.NewTicker(min(rt.cfg.LostAfter/8, suspectAfter/4))
@@ -130,12 +130,12 @@ func (l *liveness) run() {
 		case m := <-l.msgCh:
 			l.handleMessage(m)
 		case now := <-t.C:
-			switch {
-			case !rt.bus.Connected():
+			switch since, last := rt.bus.Answering(); {
+			case since.IsZero():
 				listening = now
-			case now.Sub(listening) >= rt.cfg.LostAfter:
-				l.probeSilent(l.silent(now, suspectAfter))
-				l.checkSilence(now, rt.cfg.LostAfter)
+			case last.Sub(listening) >= rt.cfg.LostAfter && last.Sub(since) >= rt.cfg.LostAfter:
+				l.probeSilent(l.silent(last, suspectAfter))
+				l.checkSilence(last, rt.cfg.LostAfter)
 			}
 		}
 	}

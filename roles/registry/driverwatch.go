@@ -48,7 +48,7 @@ func (w DriverWatch) Start(ctx context.Context) (endedCh <-chan struct{}, stop f
 	d := &driverMonitor{DriverWatch: w, newsCh: make(chan leaseEvent), endedCh: make(chan struct{}, 1), absentCh: make(chan string, 1024), all: map[string]*driver{}}
 	var group sync.WaitGroup
 	group.Go(bus.Guard(func() { followLeases(ctx, w.Bus, w.Logger, d.newsCh) }))
-	group.Go(bus.Guard(func() { d.uptime.Watch(ctx, w.Bus) }))
+	d.uptime.Follow(w.Bus)
 	group.Go(bus.Guard(func() { d.run(ctx) }))
 	return d.endedCh, func() { cancel(); group.Wait() }
 }

@@ -8,47 +8,28 @@ import (
 	"troupe/bus"
 )
 
-// Uptime is since when the server has been reachable without interruption. A lease that is missing after an outage may
-// not have been renewed yet: it proves nothing before the server has been reachable for the length of the lease.
+// Uptime is since when the server has answered without interruption. A lease that is missing after an outage may not have
+// been renewed yet: it proves nothing before the server has answered for the length of the lease.
 type Uptime struct {
-	mu      sync.Mutex
-	since   time.Time // zero: unreachable
-	blocked bool      // reachable, but refuses writes
+	mu      sync.Mutex // guards what follows
+	bus     *bus.Bus   // nil: unknown, as if the server did not answer
+	since   time.Time  // counts from here at the earliest
+	blocked bool       // the server answers, but refuses writes
 }
 
-// Watch follows the connection until ctx ends or the bus is closed.
-func (r *Uptime) Watch(ctx context.Context, b *bus.Bus) {
-	upCh, stop := b.Connections()
-	defer stop()
-	r.set(b.Connected())
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-b.Done():
-			return
-		case up := <-upCh:
-			r.set(up)
-		}
-	}
-}
-
-func (r *Uptime) set(up bool) {
+// Follow counts the uptime of the server of a bus.
+func (r *Uptime) Follow(b *bus.Bus) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	switch {
-	case !up:
-		r.since = time.Time{}
-	case r.since.IsZero():
-		r.since = time.Now()
-	}
+	r.bus = b
+	b.Answering() // begins to ask
 }
 
 // Block records whether the server refuses writes.
 func (r *Uptime) Block(on bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.blocked = on; !on && !r.since.IsZero() {
+	if r.blocked = on; !on {
 		r.since = time.Now()
 	}
 }
@@ -57,22 +38,24 @@ func (r *Uptime) Block(on bool) {
 func (r *Uptime) Restart() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !r.since.IsZero() {
-		r.since = time.Now()
-	}
+	r.since = time.Now()
 }
 
-// Remaining is the time until the server has been reachable for d; all of d while it is unreachable.
+// Remaining is the time until the server has answered for d; all of d while it does not answer.
 func (r *Uptime) Remaining(d time.Duration) time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.since.IsZero() || r.blocked {
+	if r.bus == nil || r.blocked {
 		return d
 	}
-	return max(0, d-time.Since(r.since))
+	since, _ := r.bus.Answering()
+	if since.IsZero() {
+		return d
+	}
+	return max(0, d-min(time.Since(since), time.Since(r.since)))
 }
 
-// Await returns when the server has been reachable for d.
+// Await returns when the server has answered for d.
 func (r *Uptime) Await(ctx context.Context, d time.Duration) error {
 	for {
 		left := r.Remaining(d)

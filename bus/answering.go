@@ -1,0 +1,71 @@
+package bus
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+const (
+	answerEvery = 500 * time.Millisecond  // between two round trips to the server
+	answerLimit = 2500 * time.Millisecond // a last answer that is older than this means that the server does not answer
+)
+
+// answering is since when the server has answered without interruption. A server that hangs keeps its connections for a while, so
+// that a connection alone proves nothing: only round trips do. They also reveal that this process itself was suspended.
+type answering struct {
+	once sync.Once // starts the round trips
+
+	mu         sync.Mutex // guards what follows
+	last       time.Time  // of the last answer; zero: none yet
+	since      time.Time
+	reconnects uint64 // of the connection at the last answer
+}
+
+// Answering is since when the server has answered this connection without interruption, and when it did so last. since is zero while
+// it does not answer, and before its first answer. What others failed to say while the server did not answer is no proof against
+// them.
+func (b *Bus) Answering() (since, last time.Time) {
+	b.answering.once.Do(func() { Go(b.checkAnswers) })
+	return b.answering.read(time.Now(), b.reconnects(), b.Connected())
+}
+
+func (b *Bus) reconnects() uint64 { return b.nc.Stats().Reconnects }
+
+// checkAnswers makes round trips to the server until the bus is closed.
+func (b *Bus) checkAnswers() {
+	every := time.NewTicker(answerEvery)
+	defer every.Stop()
+	for {
+		ctx, cancel := context.WithTimeout(context.Background(), answerLimit)
+		reconnects := b.reconnects()
+		if b.Flush(ctx) == nil {
+			b.answering.answered(time.Now(), reconnects)
+		}
+		cancel()
+		select {
+		case <-b.Done():
+			return
+		case <-every.C:
+		}
+	}
+}
+
+// answered records an answer of the server. One that comes late, or on another connection, begins a new period.
+func (a *answering) answered(now time.Time, reconnects uint64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.last.IsZero() || now.Sub(a.last) > answerLimit || reconnects != a.reconnects {
+		a.since = now
+	}
+	a.last, a.reconnects = now, reconnects
+}
+
+func (a *answering) read(now time.Time, reconnects uint64, connected bool) (since, last time.Time) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !connected || a.last.IsZero() || now.Sub(a.last) > answerLimit || reconnects != a.reconnects {
+		return time.Time{}, a.last
+	}
+	return a.since, a.last
+}
