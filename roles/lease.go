@@ -71,6 +71,19 @@ func (rt *Runtime) maintainLease() {
 	}
 }
 
+// awaitLease returns when the runtime has its lease, after at most limit: others would take what it creates without one for a dead driver's.
+func (rt *Runtime) awaitLease(ctx context.Context, limit time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	return bus.Retry(ctx, bus.Backoff{}, func() error {
+		err := rt.currentLease().Err()
+		if errors.Is(err, bus.ErrClosed) {
+			return bus.Permanent(err)
+		}
+		return err
+	})
+}
+
 // regainLease regains the lease; false: the runtime has ended.
 func (rt *Runtime) regainLease() bool {
 	return bus.Retry(rt.ctx, regainBackoff, func() error {

@@ -313,13 +313,16 @@ func (rt *Runtime) prepare(ctx context.Context, spec Spec) (p preparedRole, err 
 	if err != nil {
 		return p, err
 	}
+	p.spec = spec.withDefaults()
 	if err := rt.becomeCreator(ctx); err != nil {
 		return p, err
 	}
 	if err := rt.checkDetached(spec); err != nil {
 		return p, err
 	}
-	p.spec = spec.withDefaults()
+	if err := rt.awaitLease(ctx, p.spec.StartTimeout); err != nil {
+		return p, bus.Errorf(bus.CodeOf(err), "role %s cannot be created now: %w", spec.Name, err)
+	}
 	class, err := rt.classOf(p.spec)
 	if err != nil {
 		return p, err
@@ -368,9 +371,6 @@ func (rt *Runtime) beginCreate(ctx context.Context, spec Spec) (_ context.Contex
 	defer rt.mu.Unlock()
 	if rt.closing {
 		return nil, nil, bus.Errorf(bus.CodeClosed, "the runtime is closed")
-	}
-	if err := rt.lease.Err(); err != nil {
-		return nil, nil, bus.Errorf(bus.CodeUnavailable, "role %s cannot be created now: %w; the lease is being regained", spec.Name, err)
 	}
 	rt.creating.Add(1)
 	ctx, cancel := context.WithTimeout(ctx, spec.StartTimeout)

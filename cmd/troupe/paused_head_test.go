@@ -36,10 +36,14 @@ func TestAHeadThatHangsEndsNothing(t *testing.T) {
 	frozen := time.Now()
 	require.Eventually(t, func() bool { return time.Since(frozen) > hangs }, time.Minute, 50*time.Millisecond)
 	require.NoError(t, cmd.Process.Signal(syscall.SIGCONT))
-	for resumed := time.Now(); time.Since(resumed) < lease+lostAfter+2*time.Second; time.Sleep(100 * time.Millisecond) {
+	resumed := time.Now()
+	_, err = rt.Create(t.Context(), roles.Spec{Name: "later", Class: "calc", World: 1, Process: &roles.Process{}})
+	require.NoError(t, err, "it waits until the driver has its lease again")
+	for time.Since(resumed) < lease+lostAfter+2*time.Second {
 		ranks, err := roles.CallEach[int](t.Context(), c, "rank")
 		require.NoError(t, err)
 		require.Equal(t, []int{0, 1}, ranks)
+		time.Sleep(100 * time.Millisecond)
 	}
 	require.Equal(t, record.Placements, c.Record().Placements, "no worker was replaced")
 	require.NoError(t, rt.Close(t.Context()))
