@@ -1,7 +1,7 @@
-"""The way to the control service, which the head runs (roles/sessions): jobs, actors and their names, handles, workers for tasks, resources.
+"""The client of the control service, which the head runs (roles/sessions): jobs, actors, actor names and handles, task workers, resources.
 
-Requests of a process begin in the order in which it asks. A head that was restarted has another service: this process tells it which
-handles and leases it has, and repeats what was not answered, which the service performs once.
+The service starts the requests of a process in the order in which the process makes them. A restarted head has a new service: this process
+reports the handles and leases that it holds, and repeats unanswered requests. The service performs a repeated request once.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 from .. import _core, _errors
 
-_PATIENCE = 60.0  # seconds for a head to return
+_PATIENCE = 60.0  # seconds allowed for a head to return
 _LOST = (_errors.WorkerLostError, _errors.ClosedError, _errors.UnavailableError, _errors.NotFoundError, _errors.OutcomeUnknownError,
          _errors.RefusedError)  # fmt: skip
-_RECENT = 5.0  # seconds in which the service has stored what it has created
-_COUNTED = ("handle_taken", "handle_dropped")  # requests whose effect is in what rejoin tells
+_RECENT = 5.0  # seconds allowed for the service to store what it has created
+_COUNTED = ("handle_taken", "handle_dropped")  # requests whose effect rejoin reports
 
 Done = Callable[[Any, "BaseException | None"], None]
 
@@ -28,36 +28,36 @@ class Request:
 
     def __init__(self, method: str, args: tuple[Any, ...], done: Done | None) -> None:
         self.method, self.args, self.done = method, args, done
-        self.number = 0  # among those of this process to the current service
+        self.number = 0  # sequence number among the requests of this process to the current service
 
 
 class Control:
-    """The control service, as one process reaches it."""
+    """The connection of one process to the control service."""
 
     def __init__(self, process: str, job_id: str = "") -> None:
         self.job_id = job_id
         self._process = process
         self._lock = threading.RLock()
         self._numbers = itertools.count()
-        self._handle: Any = None  # None: no service is known
+        self._handle: Any = None  # of the current service; None if unknown
         self._finding = False
-        self._known = False  # a service knows this process
+        self._known = False  # whether an earlier service knew this process
         self._closed = False
-        self._waiting: dict[Request, None] = {}  # in order: what is not sent, or not answered
-        self._holds: dict[str, int] = {}  # handles by actor
+        self._waiting: dict[Request, None] = {}  # requests not sent or not answered, in order
+        self._holds: dict[str, int] = {}  # number of handles, by actor id
         self._leases: dict[str, dict[str, Any]] = {}
-        self._recent: dict[str, tuple[float, Request]] = {}  # actors and groups by id that may not be stored yet, until when
+        self._recent: dict[str, tuple[float, Request]] = {}  # by id, creations of actors and groups that may not be stored yet, with the time until when
 
     def ask(self, method: str, args: tuple[Any, ...], done: Done) -> None:
-        """Makes a request; done(value, None) or done(None, error), from any thread."""
+        """Makes a request; done(value, None) or done(None, error) follows on any thread."""
         self._submit(Request(method, args, done))
 
     def notify(self, method: str, *args: Any) -> None:
-        """Makes a request and does not wait; a service that is gone is no error."""
+        """Makes a request without waiting for the answer; a dead service is not an error."""
         self._submit(Request(method, args, None))
 
     def close(self) -> None:
-        """The session ends: requests are not repeated any more."""
+        """Stops repeating requests, because the session ends."""
         self._closed = True
 
     def _submit(self, request: Request) -> None:
@@ -74,7 +74,7 @@ class Control:
             self._find()
 
     def _note(self, method: str, args: tuple[Any, ...]) -> None:
-        """Keeps count of what rejoin tells a new service."""
+        """Counts the handles and leases that rejoin reports to a new service."""
         if method in ("create_actor", "handle_taken"):
             self._holds[args[0]] = self._holds.get(args[0], 0) + 1
         elif method == "handle_dropped":
@@ -97,7 +97,7 @@ class Control:
                 self._leases[lease] = {"id": lease, "job": job, "demand": demand, **found}
             elif request.method == "create_actor":
                 if value:
-                    self._note("handle_dropped", request.args)  # it has an actor that was there
+                    self._note("handle_dropped", request.args)  # the caller got an existing actor
                 else:
                     self._keep(request.args[0], request)
             elif request.method == "placement" and request.args[0] == "create_group" and not value:
@@ -106,7 +106,7 @@ class Control:
             request.done(value, None)
 
     def _keep(self, id: str, request: Request) -> None:
-        """Keeps a request for a while: a head that dies may not have stored what it has created."""
+        """Keeps a creation for a while: a head that dies now may not have stored it."""
         now = time.monotonic()
         for old in [i for i, (until, _) in itertools.islice(self._recent.items(), 100) if until < now]:
             del self._recent[old]
@@ -132,7 +132,7 @@ class Control:
             self._failed(handle, request, err)
 
     def _failed(self, handle: Any, request: Request, error: BaseException) -> None:
-        """A request was not answered: the service is looked for again, or the request has failed."""
+        """Handles an unanswered request: looks for the service again, or reports the failure."""
         lost = isinstance(error, _LOST) and not self._closed
         with self._lock:
             if lost and self._handle is handle:
@@ -145,7 +145,7 @@ class Control:
             request.done(None, error)
 
     def _find(self) -> None:
-        """Looks for the service, once at a time."""
+        """Looks for the service, unless a search is running."""
         from .._future import Asked
         from .._session import current
 
@@ -182,7 +182,7 @@ class Control:
             self._send(handle, request)
 
     def _again(self) -> list[Request]:
-        """What a service that does not know this process is told first, and what is not answered yet."""
+        """Returns the requests to send to a service that does not know this process: rejoin, recent creations, and all unanswered requests."""
         for request in [r for r in self._waiting if r.method in _COUNTED and self._known]:
             del self._waiting[request]
         first: list[Request] = []
@@ -206,4 +206,4 @@ class Control:
 
 
 def _ignore(value: Any, error: BaseException | None) -> None:
-    """present is answered by the end of the service, which _failed has seen."""
+    """Ignores the answer to present: the service gives none before it ends, and _failed handles that."""

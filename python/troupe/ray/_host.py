@@ -165,7 +165,7 @@ class Service:
         return made
 
     def constructed(self) -> list[Any]:
-        """Whether the actor's object is made, for a control service that has not heard it: "no", "running" or "yes", and the pid."""
+        """Returns whether the actor instance exists ("no", "running" or "yes") and the pid, for a new control service that does not know."""
         return [self.making, os.getpid()]
 
     def _made(self, pickled: bytes, call: Call, entries: list[_objects.Entry]) -> Any:

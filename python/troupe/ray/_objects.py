@@ -181,7 +181,7 @@ def _dump_error(error: BaseException) -> list[Any]:
 
 
 def cause_frame(cause: Any, actor_id: str | None = None) -> Any:
-    """What the control service says of a death or a refusal, as the frame of an exception: it is one already if it comes of a constructor."""
+    """Returns the exception frame for a death or refusal that the control service reports. A constructor's error already is a frame."""
     if not isinstance(cause, dict):
         return cause
     kind, text = cause["kind"], cause["text"]
@@ -694,6 +694,7 @@ class Peer:
 
     def notify(self, method: str, *args: Any) -> None:
         """Calls a method without waiting for the answer; a dead peer is not an error."""
+
         def send(handle: Any, error: BaseException | None) -> None:
             if handle is not None:
                 try:
@@ -706,6 +707,7 @@ class Peer:
 
     def ask(self, method: str, args: tuple[Any, ...], done: Callable[[Any, BaseException | None], None]) -> None:
         """Calls a method; done(value, None) or done(None, error) follows on any thread."""
+
         def send(handle: Any, error: BaseException | None) -> None:
             if handle is None:
                 done(None, error)

@@ -85,7 +85,7 @@ def _tree(pid: int) -> list[int]:
 
 
 def node_id(name: str) -> str:
-    """The id of the node of that name, as the control service makes it."""
+    """Returns the id that the control service gives to the node with this name."""
     return hashlib.sha1(name.encode()).hexdigest() + "0" * 16
 
 
