@@ -67,12 +67,16 @@ type trial struct {
 	view    *observer
 }
 
+// agentGrace is longer than any head is gone here, also on a machine so slow that it takes half a minute to return: an agent that
+// ends takes its reservations with it.
+const agentGrace = 10 * time.Minute
+
 func newTrial(t *testing.T, program string, servers int) *trial {
 	seed := uint64(number(t, "TROUPE_SEED", int(time.Now().UnixNano()%1_000_000)))
 	t.Logf("TROUPE_SEED=%d", seed)
 	tr := &trial{
 		t: t, m: NewModel(), seed: seed, rng: rand.New(rand.NewPCG(seed, 0)), ctx: context.WithoutCancel(t.Context()),
-		c: NewCluster(Config{Program: program, Dir: t.TempDir(), GPUs: "sim:2x4", Servers: servers, Grace: 30 * time.Second}),
+		c: NewCluster(Config{Program: program, Dir: t.TempDir(), GPUs: "sim:2x4", Servers: servers, Grace: agentGrace}),
 	}
 	t.Cleanup(func() {
 		for _, w := range tr.writers {
