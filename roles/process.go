@@ -102,12 +102,17 @@ var (
 	ownNames        = []string{"CLUSTER_NAME", "WORKER_NAME"}
 )
 
-// sharedPrefix begins the settings of shared memory, which a worker has from its driver: both must use one directory.
-const sharedPrefix = "TROUPE_SHM"
+// inheritedSettings begin the names of settings that a worker has from its driver: of shared memory, for which both must use one
+// directory, of device tensors, and of the flight recorder.
+var inheritedSettings = []string{"TROUPE_SHM", "TROUPE_DEVICE", "TROUPE_RECORDER"}
+
+func isInheritedSetting(name string) bool {
+	return slices.ContainsFunc(inheritedSettings, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+}
 
 // Protected reports whether only Troupe may set a variable.
 func Protected(name string, lateRendezvous bool) bool {
-	return strings.HasPrefix(name, "TROUPE_") && !strings.HasPrefix(name, sharedPrefix) || slices.Contains(deviceNames, name) || slices.Contains(ownNames, name) ||
+	return strings.HasPrefix(name, "TROUPE_") && !isInheritedSetting(name) || slices.Contains(deviceNames, name) || slices.Contains(ownNames, name) ||
 		!lateRendezvous && slices.Contains(rendezvousNames, name)
 }
 

@@ -374,6 +374,14 @@ def test_own_environment_and_protected_names(session):
         troupe.actor(worker_classes.BasicWorker, env={"CUDA_VISIBLE_DEVICES": "3"})
 
 
+def test_settings_of_the_driver_are_those_of_its_workers(session, monkeypatch):
+    settings = {"TROUPE_DEVICE": "host", "TROUPE_RECORDER": "100"}
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    with troupe.Cluster("settings", worker_classes.BasicWorker, worker_config=config(1)) as c:
+        assert c.workers[0].environment(*settings) == settings
+
+
 def test_a_role_with_variables_of_its_own_gets_no_others(session):
     mine = {"RANK": "5", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "CUDA_VISIBLE_DEVICES": "3,4"}
     actor = troupe.actor(worker_classes.BasicWorker, own_variables=True, env=mine, num_gpus=1, policy="restart_rank")

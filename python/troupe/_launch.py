@@ -268,7 +268,7 @@ def inherited_environment() -> dict[str, str]:
 
 def set_by_troupe(variable: str) -> bool:
     """Returns whether Troupe sets this variable for its workers itself."""
-    return variable.startswith("TROUPE_") and not variable.startswith(("TROUPE_SHM", "TROUPE_DEVICE"))
+    return variable.startswith("TROUPE_") and not variable.startswith(("TROUPE_SHM", "TROUPE_DEVICE", "TROUPE_RECORDER"))
 
 
 def here() -> str:
