@@ -9,6 +9,7 @@ import (
 	"troupe/bus/wire"
 	"troupe/dispatch"
 	"troupe/roles"
+	"troupe/roles/registry"
 	"troupe/roles/sessions/scheduler"
 )
 
@@ -73,12 +74,20 @@ type actor struct {
 func (a *actor) isSettled() bool { return a.state == stateAlive || a.state == stateDead }
 
 func (s *service) newActor(id string, spec actorSpec) *actor {
-	a := &actor{id: id, spec: spec, state: statePending, role: "actor-" + id, holders: map[string]int{}}
+	a := &actor{id: id, spec: spec, state: statePending, role: s.unusedRole("actor-" + id), holders: map[string]int{}}
 	s.creations++
 	a.order = s.creations
 	s.actors[id] = a
 	s.order = append(s.order, a)
 	return a
+}
+
+// unusedRole is a name for a role: another one if an earlier service has begun to start that role and has not stored it.
+func (s *service) unusedRole(name string) string {
+	if _, used := s.running[name]; used {
+		return name + "-" + bus.NewID()
+	}
+	return name
 }
 
 // actorsInOrder lists the actors in the order of their creation.
@@ -97,8 +106,13 @@ func (s *service) createActor(c *call) error {
 		return nil
 	}
 	strategy, err := strategyOf(spec.Strategy)
-	if err != nil {
+	switch g := spec.Group; {
+	case err != nil:
 		return err
+	case g != nil && (g.Rank < 0 || g.Rank >= registry.MaxWorld):
+		return bus.Errorf(bus.CodeInvalid, "rank %d of a group of actors: give 0 to %d", g.Rank, registry.MaxWorld-1)
+	case !s.isKnown(c.caller):
+		return errEnded(c.caller)
 	}
 	spec = spec.owned()
 	if name := spec.name(); name != "" {
@@ -365,7 +379,7 @@ func (s *service) restart(a *actor) {
 	old, role, group := a.process, a.role, a.group
 	a.restarted++
 	a.process, a.group, a.killReason, a.onPlaced = nil, nil, "", nil
-	a.role = fmt.Sprintf("actor-%s-%d", a.id, a.restarted)
+	a.role = s.unusedRole(fmt.Sprintf("actor-%s-%d", a.id, a.restarted))
 	a.state = stateRestarting
 	s.breakUp(group)
 	ended := a.ended

@@ -4,9 +4,11 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 
 	"troupe/bus"
 	"troupe/bus/wire"
+	"troupe/roles/registry"
 )
 
 // actorGroup is actors that become the ranks of one role. Their creator names a group and a rank for each, and says how many there are
@@ -22,7 +24,11 @@ type actorGroup struct {
 	members map[int]*actor
 	placed  int // members that have a node
 	phase   groupPhase
+	changed time.Time // when the last actor was requested, or the size said
 }
+
+// formingLimit is how long the next actor of a group may take to be requested.
+const formingLimit = time.Minute
 
 type groupPhase int
 
@@ -69,7 +75,7 @@ func (s *actorSpec) program() string {
 func (s *service) formingGroup(name, creator string) *actorGroup {
 	g := s.forming[name]
 	if g == nil {
-		g = &actorGroup{name: name, creator: creator, members: map[int]*actor{}}
+		g = &actorGroup{name: name, creator: creator, members: map[int]*actor{}, changed: time.Now()}
 		s.forming[name] = g
 	}
 	return g
@@ -82,7 +88,11 @@ func (s *service) enterGroup(a *actor, creator string) {
 	}
 	g := s.formingGroup(a.spec.Group.Name, creator)
 	rank := a.spec.Group.Rank
+	if g.members[rank] != nil {
+		return // another actor has this rank: this one has a role of its own
+	}
 	a.group, a.role = g, processName(g.role(), rank)
+	g.changed = time.Now()
 	for _, other := range g.members {
 		if other.spec.program() != a.spec.program() {
 			s.breakUp(g)
@@ -103,8 +113,11 @@ func (s *service) groupSize(c *call) error {
 	if err := c.args.read(&name, &size); err != nil {
 		return err
 	}
+	if size < 0 || size > registry.MaxWorld {
+		return bus.Errorf(bus.CodeInvalid, "a group of %d actors: give 0 to %d", size, registry.MaxWorld)
+	}
 	g := s.formingGroup(name, c.caller)
-	g.size = size
+	g.size, g.changed = size, time.Now()
 	if size < 2 {
 		s.breakUp(g)
 	}
@@ -131,6 +144,15 @@ func (s *service) endCreator(process string) {
 	}
 }
 
+// breakUpLate breaks up groups whose other actors do not come, as after the end of a head that had them.
+func (s *service) breakUpLate(now time.Time) {
+	for _, g := range s.forming {
+		if now.Sub(g.changed) > formingLimit {
+			s.breakUp(g)
+		}
+	}
+}
+
 // joinGroup has an actor that has a node wait for the others of its group; false: it needs a role of its own.
 func (s *service) joinGroup(a *actor) bool {
 	g := a.group
@@ -138,7 +160,7 @@ func (s *service) joinGroup(a *actor) bool {
 		return false
 	}
 	if !g.isForming() {
-		a.leaveGroup()
+		s.leaveGroup(a)
 		return false
 	}
 	s.storePlace(a)
@@ -147,7 +169,8 @@ func (s *service) joinGroup(a *actor) bool {
 	return true
 }
 
-func (a *actor) leaveGroup() { a.group, a.role = nil, "actor-"+a.id }
+// leaveGroup gives an actor a role of its own.
+func (s *service) leaveGroup(a *actor) { a.group, a.role = nil, s.unusedRole("actor-"+a.id) }
 
 // breakUp gives the members of a group that is not complete roles of their own; those without a node get one with it.
 func (s *service) breakUp(g *actorGroup) {
@@ -161,7 +184,7 @@ func (s *service) breakUp(g *actorGroup) {
 func (s *service) startAlone(g *actorGroup) {
 	for rank := range g.ranks() {
 		if a := g.members[rank]; a != nil && a.group == g && a.state == stateStarting {
-			a.leaveGroup()
+			s.leaveGroup(a)
 			s.start(a)
 		}
 	}
@@ -180,11 +203,14 @@ func (s *service) startIfComplete(g *actorGroup) {
 	if !g.isForming() || g.size == 0 || g.placed < g.size {
 		return
 	}
-	g.phase = groupStarting
 	members := make([]*actor, g.size)
 	for rank := range members {
-		members[rank] = g.members[rank]
+		if members[rank] = g.members[rank]; members[rank] == nil { // ranks with a gap
+			s.breakUp(g)
+			return
+		}
 	}
+	g.phase = groupStarting
 	s.background(func() { s.startGroup(g, members) })
 }
 
@@ -214,9 +240,6 @@ func (s *service) createGroupRole(name string, members []*actor) (*sharedRole, e
 	plans := make([]*processPlan, len(members))
 	for rank, a := range members {
 		var err error
-		if a == nil {
-			return nil, bus.Errorf(bus.CodeInvalid, "the group has no actor of rank %d", rank)
-		}
 		if plans[rank], err = s.planActor(a); err != nil {
 			return nil, err
 		}

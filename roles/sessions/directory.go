@@ -208,6 +208,9 @@ func (s *service) handleTaken(c *call) error {
 	if err := c.args.read(&id, &process); err != nil {
 		return err
 	}
+	if !s.isKnown(c.caller) {
+		return errEnded(c.caller)
+	}
 	if a := s.actors[id]; a == nil {
 		s.expectation(id).holders[process]++
 	} else if a.state != stateDead {
@@ -226,8 +229,10 @@ func (s *service) handleDropped(c *call) error {
 	defer c.reply(nil)
 	a := s.actors[id]
 	if a == nil {
-		if e := s.expected[id]; e != nil {
-			e.holders[process]--
+		if e := s.expected[id]; e != nil && e.holders[process] > 0 {
+			if e.holders[process]--; e.holders[process] == 0 {
+				delete(e.holders, process)
+			}
 		}
 		return nil
 	}
@@ -262,6 +267,9 @@ func (s *service) rejoin(c *call) error {
 	if err := c.args.read(&process, &jobID, &holds, &leases); err != nil {
 		return err
 	}
+	if !s.isKnown(process) {
+		return errEnded(process)
+	}
 	if j := s.jobs[jobID]; j != nil && !j.ended {
 		s.processes[process] = jobID
 	}
@@ -273,14 +281,19 @@ func (s *service) rejoin(c *call) error {
 		}
 	}
 	for _, l := range leases {
-		s.claim(l)
+		s.claim(l, process)
 	}
 	c.reply(nil)
 	return nil
 }
 
 // present waits for the end of the service, so that its callers hear of it.
-func (s *service) present(*call) error { return nil }
+func (s *service) present(c *call) error {
+	if !s.isKnown(c.caller) {
+		return errEnded(c.caller)
+	}
+	return nil
+}
 
 // claimedLease is a lease of an earlier service that a process has.
 type claimedLease struct {

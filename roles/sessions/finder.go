@@ -76,18 +76,19 @@ func Serve(ctx context.Context, cfg Config) (stop func(), err error) {
 	}
 	cfg.Lead, cfg.Idle = cmp.Or(cfg.Lead, defaultLead), cmp.Or(cfg.Idle, defaultIdle)
 	cfg.Head = cmp.Or(cfg.Head, bus.NewID())
-	s := &server{cfg: cfg, id: cfg.Head + "-" + bus.NewID(), services: map[string]*entry{}}
+	ctx, cancel := context.WithCancel(ctx)
+	s := &server{cfg: cfg, id: cfg.Head + "-" + bus.NewID(), ctx: ctx, services: map[string]*entry{}}
 	alive, err := cfg.Bus.Subscribe(bus.SessionsHead(s.id), func(m *bus.Msg) { _ = m.Respond(nil) }) // a lost answer is no proof of death
 	if err != nil {
+		cancel()
 		return nil, err
 	}
 	sub, err := cfg.Bus.Subscribe(bus.SessionsAsk("*"), s.asked)
 	if err != nil {
 		_ = alive.Unsubscribe() // fails only if the connection is closed
+		cancel()
 		return nil, err
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	s.ctx = ctx
 	if err := s.resume(ctx); err != nil {
 		cfg.Logger.Warn("sessions: services of an earlier head are not resumed until a client asks", "error", err)
 	}

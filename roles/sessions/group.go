@@ -19,6 +19,9 @@ func (s *service) createGroup(c *call) error {
 	if err := c.args.read(&g.ID, &g.Name, &g.Namespace, &g.Owner, &g.Detached, &g.Bundles, &g.Strategy, &g.Target, &g.Gang); err != nil {
 		return err
 	}
+	if !s.isKnown(c.caller) {
+		return errEnded(c.caller)
+	}
 	if there := s.sched.GroupNamed(g.Namespace, g.Name); g.Name != "" && there != nil && there.ID != g.ID {
 		c.reply(fmt.Sprintf("Failed to create placement group '%s' because name '%s' already exists.", g.ID, g.Name))
 		return nil

@@ -2,9 +2,9 @@ package sessions
 
 import (
 	"context"
+	"encoding/binary"
+	"encoding/hex"
 	"errors"
-	"fmt"
-	"strings"
 	"time"
 
 	"troupe/bus"
@@ -41,7 +41,7 @@ func (s *service) registerJob(c *call) error {
 	}
 	if j == nil {
 		s.meta.Jobs++
-		j = &job{id: fmt.Sprintf("%02x000000", s.meta.Jobs), spec: spec, ending: map[string]int{}}
+		j = &job{id: jobID(s.meta.Jobs), spec: spec, ending: map[string]int{}}
 		s.jobs[j.id] = j
 		if len(spec.Resources) > 0 && s.meta.Declared == nil {
 			s.meta.Declared = spec.Resources
@@ -65,6 +65,11 @@ func (s *service) registerJob(c *call) error {
 		})
 	})
 	return nil
+}
+
+// jobID is the id of the n-th job: four bytes in hexadecimal digits, the lowest first, as Ray has them.
+func jobID(n int) string {
+	return hex.EncodeToString(binary.LittleEndian.AppendUint32(nil, uint32(n)))
 }
 
 // awaitNode returns when the head has a node.
@@ -91,6 +96,9 @@ func (s *service) watchDriver(j *job) {
 	s.background(func() {
 		defer cancel()
 		cl, err := s.attach(ctx, j.spec.Process)
+		for err != nil && !errors.Is(err, bus.ErrNotFound) && ctx.Err() == nil { // an unreachable server proves nothing
+			cl, err = s.attach(ctx, j.spec.Process)
+		}
 		if err == nil {
 			_, _, _, err = cl.Deaths(ctx, 0)
 			closing, done := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
@@ -156,7 +164,7 @@ func (s *service) tellEnded(j *job) {
 	}
 }
 
-// endJob ends what a driver and its processes created, except detached actors.
+// endJob ends what a driver and its processes created, except detached actors and what those created.
 func (s *service) endJob(j *job) {
 	if j.ended {
 		return
@@ -165,22 +173,19 @@ func (s *service) endJob(j *job) {
 	if j.unwatch != nil {
 		j.unwatch()
 	}
+	stays := s.outliving(j)
 	for process, id := range s.processes {
-		if id == j.id {
-			delete(s.processes, process)
-			delete(s.turns, process)
-			s.endCreator(process)
-			s.decided(s.sched.EndOwner(process), reasonGroupRemoved)
-			s.forgetGangs(process)
+		if id == j.id && !stays[process] {
+			s.endRequests(process)
 		}
 	}
 	for _, a := range s.actorsInOrder() {
-		if a.spec.Job == j.id && !a.spec.Detached && a.state != stateDead {
+		if a.spec.Job == j.id && !stays[a.role] && a.state != stateDead {
 			s.endActor(a, reasonJobEnded, false)
 		}
 	}
 	for _, w := range s.workers {
-		if strings.HasPrefix(w.key, j.id) {
+		if w.job == j.id && !stays[w.lessee] {
 			s.endWorker(w)
 		}
 	}
@@ -188,6 +193,17 @@ func (s *service) endJob(j *job) {
 	if s.jobs[j.id] != nil {
 		s.store.dirty(jobKey(j.id))
 	}
+}
+
+// outliving is the processes of a job that go on without its driver: detached actors, and what they have created.
+func (s *service) outliving(j *job) map[string]bool {
+	stays := map[string]bool{}
+	for _, a := range s.order { // creators first
+		if a.spec.Job == j.id && a.state != stateDead && (a.spec.Detached || stays[a.spec.Owner]) {
+			stays[a.role] = true
+		}
+	}
+	return stays
 }
 
 // forgetJob drops a job that has ended, with its last actor.

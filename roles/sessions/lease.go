@@ -28,11 +28,16 @@ type worker struct {
 	node          string   // id
 	process       *process // nil: it starts
 	idleSince     time.Time
-	lease         string // empty: it has no work
-	spent         bool   // it runs no more tasks
+	lease         string         // empty: it has no work
+	lessee        string         // the process that has the lease
+	granted       map[string]any // the answer to the request of the lease
+	spent         bool           // it runs no more tasks
 	retiring      bool
 	dead          bool
 }
+
+// leaseRequest is a request for a lease that is not answered.
+type leaseRequest struct{ c *call }
 
 func (w *worker) isIdle() bool {
 	return w.lease == "" && !w.dead && !w.spent && !w.retiring && w.process != nil
@@ -46,35 +51,75 @@ func (s *service) leaseAsked(c *call) error {
 	if err := c.args.read(&id, &jobID, &demand, &strategyRaw, &env); err != nil {
 		return err
 	}
-	if w := s.leases[id]; w != nil { // the request was repeated
-		c.fail(errLeaseKnown)
+	if s.leaseRepeated(id, c) {
 		return nil
 	}
 	strategy, err := strategyOf(strategyRaw)
-	if err != nil {
+	switch {
+	case err != nil:
 		return err
+	case !s.isKnown(c.caller):
+		return errEnded(c.caller)
 	}
 	env = slices.Clone(env)
+	q := &leaseRequest{c}
+	s.asking[id] = q
 	s.request(id, demand, strategy, func(g grant) {
 		switch {
 		case g.refused != nil && g.refused == withdrawn:
-			c.reply(map[string]any{"cancelled": true})
+			s.answerLease(id, q, map[string]any{"cancelled": true})
 		case g.refused != nil:
-			c.reply(map[string]any{"error": g.refused.Text, "unschedulable": causeOf(g.refused)})
+			s.answerLease(id, q, map[string]any{"error": g.refused.Text, "unschedulable": causeOf(g.refused)})
 		default:
-			s.lease(c, id, jobID, env, g.allocation)
+			s.lease(q, id, jobID, env, g.allocation)
 		}
 	})
 	return nil
 }
 
+// leaseRepeated handles a request that its caller repeats, because it had lost this service: it gets the same answer, once.
+func (s *service) leaseRepeated(id string, c *call) bool {
+	if w := s.leases[id]; w != nil {
+		c.reply(w.granted)
+		return true
+	}
+	q := s.asking[id]
+	if q == nil {
+		return false
+	}
+	q.c.abandon()
+	q.c = c
+	return true
+}
+
+func (s *service) answerLease(id string, q *leaseRequest, answer map[string]any) {
+	delete(s.asking, id)
+	q.c.reply(answer)
+}
+
+// endLeasesOf ends the leases of a process that has ended, with the processes that ran its tasks, and withdraws its requests.
+func (s *service) endLeasesOf(process string) {
+	for id, q := range s.asking {
+		if q.c.caller == process {
+			delete(s.asking, id)
+			s.release(id)
+		}
+	}
+	for _, w := range s.workers {
+		if w.lessee == process && w.lease != "" {
+			s.endWorker(w)
+		}
+	}
+}
+
 // lease gives a lease a process without work, or a new one.
-func (s *service) lease(c *call, id, jobID string, env wire.Raw, at scheduler.Allocation) {
+func (s *service) lease(q *leaseRequest, id, jobID string, env wire.Raw, at scheduler.Allocation) {
 	key := jobID + poolKey(env, at)
 	answer := func(w *worker) {
-		w.lease = id
+		w.lease, w.lessee = id, q.c.caller
+		w.granted = map[string]any{"role": w.role, "devices": at.Devices, "node_id": at.NodeID, "group": at.Group, "bundle": at.Bundle}
 		s.leases[id] = w
-		c.reply(map[string]any{"role": w.role, "devices": at.Devices, "node_id": at.NodeID, "group": at.Group, "bundle": at.Bundle})
+		s.answerLease(id, q, w.granted)
 	}
 	var found *worker
 	for _, w := range s.workers {
@@ -86,7 +131,7 @@ func (s *service) lease(c *call, id, jobID string, env wire.Raw, at scheduler.Al
 		answer(found)
 		return
 	}
-	w := &worker{id: newWorkerID(), key: key, job: jobID, node: at.NodeID, lease: id}
+	w := &worker{id: newWorkerID(), key: key, job: jobID, node: at.NodeID, lease: id, lessee: q.c.caller}
 	w.role = "worker-" + w.id
 	s.workers[w.id] = w
 	s.background(func() {
@@ -101,11 +146,11 @@ func (s *service) lease(c *call, id, jobID string, env wire.Raw, at scheduler.Al
 			case err != nil:
 				delete(s.workers, w.id)
 				s.release(id)
-				c.reply(map[string]any{"error": err.Error()})
+				s.answerLease(id, q, map[string]any{"error": err.Error()})
 			case w.dead: // its job, node or group has ended
 				s.release(id)
 				s.background(func() { s.destroy(&process{cluster: cl}, false) })
-				c.reply(map[string]any{"error": "the process was ended"})
+				s.answerLease(id, q, map[string]any{"error": "the process was ended"})
 			default:
 				w.process = &process{cluster: cl}
 				s.processes[w.role] = jobID
@@ -194,9 +239,9 @@ func (s *service) endLease(c *call) error {
 	}
 	if w := s.leases[id]; w != nil {
 		delete(s.leases, id)
-		w.lease, w.idleSince, w.spent = "", time.Now(), w.spent || spent
+		w.lease, w.lessee, w.granted, w.idleSince, w.spent = "", "", nil, time.Now(), w.spent || spent
 		s.release(id)
-		if w.spent {
+		if w.spent && w.process != nil { // otherwise the reaper does when it runs
 			s.retire(w)
 		}
 	}
@@ -234,6 +279,7 @@ func (s *service) reapLoop() {
 			s.do(func() {
 				s.reap(now)
 				s.forgetCallers(now)
+				s.breakUpLate(now)
 				s.endIfIdle(now)
 			})
 		}

@@ -41,6 +41,9 @@ func (s *service) placementAsked(c *call) error {
 	if err := c.args.read(&method); err != nil {
 		return err
 	}
+	if len(c.args) == 0 {
+		return bus.Errorf(bus.CodeInvalid, "a request about placement names its method first")
+	}
 	c.args = c.args[1:]
 	switch method {
 	case "create_group": // id, name, namespace, owner, detached, bundles, strategy, target, gang → empty, or why not

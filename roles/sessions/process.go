@@ -198,11 +198,7 @@ func describe(d roles.Death) string {
 
 // endProcess is the end of a process: the handles that it held are gone, and the actors and groups that it created end.
 func (s *service) endProcess(process string) {
-	delete(s.processes, process)
-	delete(s.turns, process)
-	s.endCreator(process)
-	s.decided(s.sched.EndOwner(process), reasonGroupRemoved)
-	s.forgetGangs(process)
+	s.endRequests(process)
 	for _, a := range s.actorsInOrder() {
 		held := a.holders[process] > 0
 		delete(a.holders, process)
@@ -216,4 +212,15 @@ func (s *service) endProcess(process string) {
 			s.outOfScope(a)
 		}
 	}
+}
+
+// endRequests forgets a process that has ended: what it requested for itself, its groups and its leases.
+func (s *service) endRequests(process string) {
+	delete(s.processes, process)
+	delete(s.turns, process)
+	s.endCreator(process)
+	s.decided(s.sched.EndOwner(process), reasonGroupRemoved)
+	s.forgetGangs(process)
+	s.endLeasesOf(process)
+	s.endCallsLater(process)
 }

@@ -306,12 +306,13 @@ func (s *service) endUnknownRank(name string) {
 }
 
 // claim takes over a lease of an earlier service. Its process runs no other tasks.
-func (s *service) claim(l claimedLease) {
+func (s *service) claim(l claimedLease, lessee string) {
 	if s.leases[l.ID] != nil || !s.unclaimed[l.Role] || s.jobs[l.Job] == nil {
 		return
 	}
 	delete(s.unclaimed, l.Role)
-	w := &worker{id: strings.TrimPrefix(l.Role, "worker-"), key: l.Job + "|claimed", role: l.Role, job: l.Job, node: l.NodeID, lease: l.ID, spent: true}
+	w := &worker{id: strings.TrimPrefix(l.Role, "worker-"), key: l.Job + "|claimed", role: l.Role, job: l.Job, node: l.NodeID, lease: l.ID, lessee: lessee, spent: true}
+	w.granted = map[string]any{"role": l.Role, "devices": l.Devices, "node_id": l.NodeID, "group": l.Group, "bundle": l.Bundle}
 	s.workers[w.id], s.leases[l.ID] = w, w
 	s.processes[w.role] = l.Job
 	s.sched.Restore(l.ID, l.Demand, l.NodeID, l.Group, l.Bundle, l.Devices)

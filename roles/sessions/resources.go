@@ -7,7 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"troupe/bus"
 	"troupe/placement"
 	"troupe/roles/sessions/scheduler"
 )
@@ -19,10 +18,7 @@ const (
 	ipLabel        = "ray-node-ip"
 )
 
-var (
-	withdrawn     = &scheduler.RefusedError{Text: "the request was withdrawn"}
-	errLeaseKnown = bus.Errorf(bus.CodeExists, "the lease was granted before")
-)
+var withdrawn = &scheduler.RefusedError{Text: "the request was withdrawn"}
 
 // request asks the scheduler for resources; then is called with the decision.
 func (s *service) request(key string, demand map[string]float64, strategy scheduler.Strategy, then func(grant)) {

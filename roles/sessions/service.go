@@ -20,7 +20,8 @@ const (
 	processClass = "ray" // of the processes of actors and tasks
 	pendingMost  = 1_000_000
 	endTimeout   = 5 * time.Second
-	workLimit    = 2 * time.Second // for what is under way when the service ends
+	workLimit    = 2 * time.Second  // for what is under way when the service ends
+	lastCalls    = 10 * time.Second // for a process that ends to stop asking
 )
 
 // service is the control service of one namespace.
@@ -48,6 +49,7 @@ type service struct {
 	expected  map[string]*expectation        // actors whose handles came before the request of their creator
 	workers   map[string]*worker             // by id
 	leases    map[string]*worker             // by lease
+	asking    map[string]*leaseRequest       // by lease: requests that are not answered
 	requests  map[string]func(grant)         // by key of the scheduler: what a decision is for
 	processes map[string]string              // by process the job
 	turns     map[string]*turns              // by caller
@@ -151,7 +153,7 @@ func newService(ctx context.Context, namespace string, client *placement.Client,
 	s := &service{
 		namespace: namespace, placement: client, log: log, store: st, ctx: ctx, began: time.Now(), sched: scheduler.New(),
 		jobs: map[string]*job{}, actors: map[string]*actor{}, names: map[actorName]string{}, expected: map[string]*expectation{},
-		workers: map[string]*worker{}, leases: map[string]*worker{}, requests: map[string]func(grant){}, processes: map[string]string{},
+		workers: map[string]*worker{}, leases: map[string]*worker{}, asking: map[string]*leaseRequest{}, requests: map[string]func(grant){}, processes: map[string]string{},
 		turns: map[string]*turns{}, calls: map[*call]bool{}, groups: map[string]*groupTimes{}, forming: map[string]*actorGroup{}, awaiting: map[string][]*waiter{}, unclaimed: map[string]bool{}, adopted: map[string]openFunc{},
 	}
 	s.methods = s.table()
@@ -184,14 +186,18 @@ func (s *service) close() {
 
 // do changes the state: f runs with the lock, and what it has put off (later) afterwards, without it.
 func (s *service) do(f func()) {
-	s.mu.Lock()
-	f()
-	after := s.after
-	s.after = nil
-	s.mu.Unlock()
-	for _, do := range after {
+	for _, do := range s.locked(f) {
 		do()
 	}
+}
+
+// locked runs f with the lock, which it frees also if f panics: a malformed request must not stop the others.
+func (s *service) locked(f func()) (after []func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f()
+	after, s.after = s.after, nil
+	return after
 }
 
 // later puts off what must not happen under the lock.
@@ -298,6 +304,31 @@ func (c *call) abandon() {
 	if !c.answered {
 		c.finish(nil, bus.Errorf(bus.CodeUnavailable, "the control service ends"))
 	}
+}
+
+// endCallsLater answers what a process that ends still asks once it has surely ended, so that nothing is kept for it.
+func (s *service) endCallsLater(process string) {
+	time.AfterFunc(lastCalls, bus.Guard(func() {
+		s.do(func() {
+			for c := range s.calls {
+				if c.caller == process {
+					c.abandon()
+				}
+			}
+		})
+	}))
+}
+
+// isKnown reports whether a process may make requests that outlive it: one that has ended holds nothing any more. After the end of a
+// head the processes that run are known one by one.
+func (s *service) isKnown(process string) bool {
+	_, known := s.processes[process]
+	return known || s.isRecovering()
+}
+
+// errEnded is the answer to a late request of a process that has ended.
+func errEnded(process string) error {
+	return bus.Errorf(bus.CodeInvalid, "the process %s has ended, and its job with it, or it was killed", process)
 }
 
 // replyStored answers the request once what it has changed is stored.

@@ -171,7 +171,8 @@ func (st *store) run(ctx context.Context, s *service) error {
 	}
 }
 
-// last writes what has changed. Callers that wait for it go on even if it fails: the role of a process could not be created either.
+// last writes what has changed. Callers that wait for it go on even if it fails: the role of a process could not be created either. Only
+// those of a service that another head has replaced do not, because that does not know what they ask: they repeat it there.
 func (st *store) last(ctx context.Context, s *service) error {
 	keys, stored := st.take()
 	defer func() {
@@ -202,7 +203,9 @@ func (st *store) last(ctx context.Context, s *service) error {
 		_, err := st.writer.Apply(limit, ops[:n])
 		cancel()
 		if err != nil {
-			st.again(keys)
+			if st.again(keys); errors.Is(err, bus.ErrFenced) {
+				stored = nil
+			}
 			return err
 		}
 		ops = ops[n:]

@@ -1,6 +1,8 @@
 package sessions
 
 import (
+	"maps"
+	"slices"
 	"time"
 
 	"troupe/bus"
@@ -24,7 +26,11 @@ func (s *service) turn(caller string, number int64, c *call) {
 		s.turns[caller] = t
 	}
 	t.last = time.Now()
-	if number > t.next {
+	if number == 0 && c.method == "rejoin" { // the caller had lost this service, and counts from the beginning again
+		t.runEarly()
+		t.next = 0
+	}
+	if number > t.next && s.isKnown(caller) { // of a process that has ended, none is waited for
 		t.early[number] = c
 		time.AfterFunc(turnPatience, bus.Guard(func() {
 			s.do(func() {
@@ -46,6 +52,15 @@ func (t *turns) begin(number int64) {
 		delete(t.early, number)
 		number++
 		t.next = max(t.next, number)
+		c.run()
+	}
+}
+
+// runEarly begins the requests that wait for others.
+func (t *turns) runEarly() {
+	for _, number := range slices.Sorted(maps.Keys(t.early)) {
+		c := t.early[number]
+		delete(t.early, number)
 		c.run()
 	}
 }

@@ -222,6 +222,11 @@ class Submitter:
                 text = str(error) if error is not None else found["error"]
                 if error is None and "unschedulable" in found:
                     task.fail(_objects.cause_frame({"kind": found["unschedulable"], "text": found["error"]}))
+                elif task.retries > 0 and _state.current() is self.state:  # the node may have died
+                    task.retries -= 1
+                    with self._lock:
+                        self._ready.setdefault(task.shape, deque()).appendleft(task)
+                    self._request(task)
                 else:
                     task.fail_with(exceptions.WorkerCrashedError(f"The task could not be started: {text}"))
             return
