@@ -53,7 +53,7 @@ var secretFiles = []string{"token", "cert.pem", "key.pem", "port"}
 
 // notBackedUp are streams that must not be restored: leases are judged by their time, and the mark of the ledger must tell that the
 // ledger is older than what runs.
-var notBackedUp = []string{"KV_troupe_leases", "KV_troupe_ledger_leases", "KV_troupe_ledger_mark", "KV_troupe_nodes"}
+var notBackedUp = []string{"KV_troupe_leases", "KV_troupe_ledger_leases", "KV_troupe_ledger_mark", "KV_troupe_nodes", "KV_troupe_sessions_leases"}
 
 type backupFlags struct {
 	output, store string
