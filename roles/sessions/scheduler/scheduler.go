@@ -132,8 +132,8 @@ func (s *Scheduler) Request(key string, demand map[string]float64, strategy Stra
 	queue := s.queues[r.shape]
 	s.waiting[key] = r
 	s.queues[r.shape] = append(queue, r)
-	if len(queue) == 0 && !s.paused { // behind an equal request that waits it does not fit either
-		s.try(r.shape, &d)
+	if len(queue) == 0 && !s.paused && s.try(r.shape, &d) && len(s.pending) > 0 { // behind an equal request that waits it does not fit either
+		s.grant(&d)
 	}
 	return d
 }
@@ -278,17 +278,31 @@ func (s *Scheduler) Continue() Decisions {
 	return d
 }
 
-// grant creates groups and grants requests that fit now, the older first.
+// grant creates groups and grants requests that fit now, the older first. Bundles are packed greedily, so that what one of them takes can
+// make another group fit: groups that wait are tried again after each success.
 func (s *Scheduler) grant(d *Decisions) {
-	if s.paused {
-		return
+	for again := !s.paused; again; {
+		created := s.createGroups(d)
+		granted := s.grantRequests(d)
+		again = (created || granted) && len(s.pending) > 0
 	}
+}
+
+// createGroups creates the groups that fit, and reports whether there was one.
+func (s *Scheduler) createGroups(d *Decisions) bool {
+	before := len(d.Created)
 	for _, g := range s.pending {
 		for _, created := range s.createGang(g) {
 			d.Created = append(d.Created, created.ID)
 		}
 	}
 	s.pending = slices.DeleteFunc(s.pending, func(g *Group) bool { return g.State == GroupCreated })
+	return len(d.Created) > before
+}
+
+// grantRequests grants the requests that fit, and reports whether there was one.
+func (s *Scheduler) grantRequests(d *Decisions) bool {
+	before := len(d.Granted)
 	failed := map[string]bool{}
 	for {
 		var first *request
@@ -298,7 +312,7 @@ func (s *Scheduler) grant(d *Decisions) {
 			}
 		}
 		if first == nil {
-			return
+			return len(d.Granted) > before
 		}
 		if !s.try(first.shape, d) {
 			failed[first.shape] = true
