@@ -106,6 +106,9 @@ func (s *service) createActor(c *call) error {
 		return nil
 	}
 	strategy, err := strategyOf(spec.Strategy)
+	if err == nil {
+		err = checkAmounts(spec.Demand)
+	}
 	switch g := spec.Group; {
 	case err != nil:
 		return err

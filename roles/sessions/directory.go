@@ -281,6 +281,9 @@ func (s *service) rejoin(c *call) error {
 		}
 	}
 	for _, l := range leases {
+		if err := checkAmounts(l.Demand); err != nil {
+			return err
+		}
 		s.claim(l, process)
 	}
 	c.reply(nil)

@@ -19,6 +19,9 @@ func (s *service) createGroup(c *call) error {
 	if err := c.args.read(&g.ID, &g.Name, &g.Namespace, &g.Owner, &g.Detached, &g.Bundles, &g.Strategy, &g.Target, &g.Gang); err != nil {
 		return err
 	}
+	if err := checkAmounts(g.Bundles...); err != nil {
+		return err
+	}
 	if !s.isKnown(c.caller) {
 		return errEnded(c.caller)
 	}

@@ -33,6 +33,9 @@ func (s *service) registerJob(c *call) error {
 	if err := c.args.read(&spec); err != nil {
 		return err
 	}
+	if err := checkAmounts(spec.Resources); err != nil {
+		return err
+	}
 	var j *job
 	for _, known := range s.jobs {
 		if known.spec.Process == spec.Process { // the request was repeated

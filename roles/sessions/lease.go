@@ -55,6 +55,9 @@ func (s *service) leaseAsked(c *call) error {
 		return nil
 	}
 	strategy, err := strategyOf(strategyRaw)
+	if err == nil {
+		err = checkAmounts(demand)
+	}
 	switch {
 	case err != nil:
 		return err

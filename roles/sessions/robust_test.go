@@ -3,6 +3,7 @@ package sessions_test
 import (
 	"context"
 	"fmt"
+	"math"
 	"testing"
 	"time"
 
@@ -35,6 +36,13 @@ func TestMalformedRequests(t *testing.T) {
 		"group_size": {"g", -1}, "rejoin": {d.name, d.job, "no map", nil},
 	} {
 		require.Error(t, d.fails(method, args...))
+	}
+	for _, amount := range []float64{-1, math.NaN(), math.Inf(1), 1e300} {
+		wrong := map[string]float64{"GPU": amount}
+		require.ErrorContains(t, d.fails("lease", "l", d.job, wrong, nil, map[string]any{}), `resource "GPU"`)
+		require.ErrorContains(t, d.fails("create_actor", "a", d.spec("", "made", func(s map[string]any) { s["demand"] = wrong }), d.name), `resource "GPU"`)
+		require.ErrorContains(t, d.fails("placement", "create_group", "g", "", "space", d.name, false, []map[string]float64{wrong}, "PACK", ""), `resource "GPU"`)
+		require.ErrorContains(t, d.fails("register_job", map[string]any{"process": "other", "resources": wrong}), `resource "GPU"`)
 	}
 	require.ErrorContains(t, d.fails("create_actor", "low", d.spec("", "made", grouped(-1)), d.name), "rank -1")
 	require.ErrorContains(t, d.fails("create_actor", "high", d.spec("", "made", grouped(1<<40)), d.name), "rank 1099511627776")

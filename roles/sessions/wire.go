@@ -121,6 +121,16 @@ func strategyOf(raw wire.Raw) (scheduler.Strategy, error) {
 	return scheduler.Strategy{Kind: fields.Kind, NodeID: fields.NodeID, Soft: fields.Soft, Group: fields.ID, Bundle: fields.Bundle, Hard: fields.Hard}, nil
 }
 
+// checkAmounts refuses amounts of resources that would spoil the account of all others.
+func checkAmounts(all ...map[string]float64) error {
+	for _, amounts := range all {
+		if err := scheduler.CheckAmounts(amounts); err != nil {
+			return bus.Errorf(bus.CodeInvalid, "%w", err)
+		}
+	}
+	return nil
+}
+
 // arguments are the arguments of a request.
 type arguments []wire.Raw
 

@@ -16,6 +16,9 @@ type NodeInfo struct {
 	Labels  map[string]string  `msgpack:"labels" json:"labels,omitempty"`
 }
 
+// deadNodesMost bounds the nodes that are listed after they are gone.
+const deadNodesMost = 1000
+
 // NodeIDLabel is the label that every node has.
 const NodeIDLabel = "ray.io/node-id"
 
@@ -146,6 +149,9 @@ func (s *Scheduler) SetNodes(found []NodeInfo) Decisions {
 
 func (s *Scheduler) removeNode(n *node, d *Decisions) {
 	n.alive = false
+	if dead := s.sorted(func(n *node) bool { return !n.alive }); len(dead) > deadNodesMost {
+		delete(s.nodes, dead[0].id)
+	}
 	for _, key := range slices.Sorted(maps.Keys(s.held)) {
 		if s.held[key].node == n {
 			d.Evicted = append(d.Evicted, key)

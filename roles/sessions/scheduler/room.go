@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"fmt"
 	"maps"
 	"math"
 	"slices"
@@ -9,6 +10,25 @@ import (
 
 // Unit is the number of parts of one whole. Amounts are counted in parts, so that they add up exactly.
 const Unit = 10_000
+
+const (
+	amountMost = 1e14   // of one resource: bytes of memory are the largest amounts
+	deviceMost = 65_536 // of one kind, on one node
+)
+
+// CheckAmounts returns why amounts of resources are no valid request or total; nil: they are.
+func CheckAmounts(all map[string]float64) error {
+	for name, amount := range all {
+		most := amountMost
+		if slices.Contains(deviceNames, name) {
+			most = deviceMost
+		}
+		if !(amount >= 0 && amount <= most) { // and not NaN
+			return fmt.Errorf("resource %q: the amount is %v; give a number from 0 to %.0f", name, amount, most)
+		}
+	}
+	return nil
+}
 
 // deviceNames are the resources whose units have an index.
 var deviceNames = []string{"GPU", "NPU", "TPU", "HPU", "neuron_cores", "RBLN"}

@@ -1,6 +1,7 @@
 package scheduler_test
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -251,4 +252,15 @@ func TestRestoredStateIsThatOfBefore(t *testing.T) {
 		one.Release("inside")
 		require.Equal(t, inside.Devices, one.Request("next inside", demand{"GPU": 1}, scheduler.Strategy{Kind: scheduler.KindGroup, Group: "g", Bundle: 1}).Granted[0].Devices)
 	}
+}
+
+func TestNodesThatAreGoneAreForgotten(t *testing.T) {
+	s := scheduler.New()
+	for i := range 1100 {
+		s.SetNodes([]scheduler.NodeInfo{node(fmt.Sprint("n", i), demand{"CPU": 1})})
+	}
+	rows := s.Nodes()
+	require.Len(t, rows, 1001)
+	require.Equal(t, "n1099", rows[len(rows)-1].Name)
+	require.Equal(t, "n99", rows[0].Name)
 }
