@@ -421,7 +421,7 @@ func TestAFailedRoleEndsWhenItsNodeIsBack(t *testing.T) {
 	require.NoError(t, err)
 	all := append([]int{tr.agent}, pids...)
 	for _, pid := range all {
-		require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP))
+		bustest.Freeze(t, pid)
 		t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGCONT) })
 	}
 	eventually(t, "the role fails", func() bool { return rolesOf(t, rt)["train"].State == registry.RoleFailed })

@@ -15,6 +15,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/bustest"
 	"troupe/cmd/troupe/cli"
 	"troupe/cmd/troupe/doctor"
 	"troupe/dispatch"
@@ -153,7 +154,7 @@ func TestDoctorFindsSilence(t *testing.T) {
 	require.NoError(t, err)
 	agent := agentOf(t, head.Store)
 	for _, pid := range []int{info[1].PID, agent} {
-		require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP))
+		bustest.Freeze(t, pid)
 		defer func() { _ = syscall.Kill(pid, syscall.SIGCONT) }()
 	}
 	codes, code = codesOf(t, u, "--listen", "4500ms")

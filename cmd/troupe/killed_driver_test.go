@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus"
+	"troupe/bus/bustest"
 	"troupe/placement"
 	"troupe/roles"
 )
@@ -111,7 +112,7 @@ func TestKilledDriverFreesItsDevices(t *testing.T) {
 	near := start("near", &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL})
 	kill(near, "near", 2*time.Second)
 
-	require.NoError(t, suspended.Process.Signal(syscall.SIGSTOP))
+	bustest.Freeze(t, suspended.Process.Pid)
 	frozen := time.Now()
 	require.Eventually(t, func() bool { return time.Since(frozen) > 8*time.Second }, time.Minute, 100*time.Millisecond)
 	require.True(t, holds("suspended"), "a driver that is only suspended keeps its role until its lease expires")

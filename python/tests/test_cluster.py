@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import pathlib
 import re
 import signal
 import threading
@@ -337,10 +338,19 @@ def test_control_methods_run_beside_work(workers):
     f.result(5)
 
 
+def freeze(pid):
+    """Stops a process and waits for that: until the signal has reached a thread, the others go on and answer."""
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + 20
+    while any(") T " not in stat.read_text() for stat in pathlib.Path(f"/proc/{pid}/task").glob("*/stat")):
+        assert time.monotonic() < deadline, f"process {pid} goes on"
+        time.sleep(0.001)
+
+
 def test_a_worker_that_is_frozen_and_goes_on(session):
     with troupe.Cluster("frozen", worker_classes.BasicWorker, worker_config=config(1)) as c:
         pid = c.workers[0].pid()
-        os.kill(pid, signal.SIGSTOP)
+        freeze(pid)
         f = c.workers[0].echo.remote("late")
         with pytest.raises(troupe.TimedOutError):
             f.result(0.3)
