@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	kvTimeout       = 5 * time.Second        // of a call whose context has no deadline
+	kvTimeout       = 10 * time.Second       // of a call whose context has no deadline
 	attemptLimit    = time.Second            // timeout of the first attempt; it doubles after an attempt without an answer
 	dedupWindow     = 30 * time.Second       // time that the server knows a message by its id
 	memoryMarkerTTL = time.Minute            // of deletion markers in memory buckets, and of markers that the server makes

@@ -244,7 +244,10 @@ func TestFrozenAgent(t *testing.T) {
 	u := newShell(t)
 	head, _ := u.up("--gpus", "none", "--name", "box")
 	client := u.on(head)
-	worker, agent := sleeps(t, client, "box", 0), agentOf(t, head.Store)
+	began := time.Now()
+	// Before a leader has led for as long as a node's lease lasts it declares no node lost: the lease would expire at the same moment.
+	require.Eventually(t, func() bool { return time.Since(began) > 16*time.Second }, time.Minute, 100*time.Millisecond)
+	worker, agent := sleeps(t, client, "box", 0), agentOf(t, head.Store) // the head kills a process of an unknown role after a while
 	bustest.Freeze(t, agent)
 	t.Cleanup(func() { _ = syscall.Kill(agent, syscall.SIGCONT) })
 	require.Eventually(t, func() bool { return strings.Contains(u.output("events"), "node_lost on box") }, 30*time.Second, 100*time.Millisecond)
