@@ -24,8 +24,9 @@ const (
 	defaultIdle = 5 * time.Minute
 	deadAfter   = 3 * time.Second // without a subscriber a head is dead; its connection may be broken for less
 	probeEvery  = 500 * time.Millisecond
-	findAttempt = 2 * time.Second // for one answer of a head
-	waitingMost = 10_000          // requests that wait for a service to start
+	findAttempt = 2 * time.Second  // for one answer of a head
+	absentMost  = 20 * time.Second // time that a head has to return while the server says that there is none
+	waitingMost = 10_000           // requests that wait for a service to start
 )
 
 // findBackoff paces requests while no head serves the namespace.
@@ -236,10 +237,10 @@ func (s *server) publish(e *entry, handle wire.Raw) {
 	}
 }
 
-// Find returns the role that serves the namespace of a runtime. It asks until a head answers or ctx ends. Each start of the service
-// has another role.
+// Find returns the role that serves the namespace of a runtime. It asks until a head answers or ctx ends, or until no head has served
+// it for absentMost. Each start of the service has another role.
 func Find(ctx context.Context, rt *roles.Runtime) (*roles.Cluster, error) {
-	waits := findBackoff.Start()
+	waits, answered := findBackoff.Start(), time.Now()
 	for {
 		attempt, cancel := context.WithTimeout(ctx, findAttempt)
 		m, err := rt.Bus().Request(attempt, bus.SessionsAsk(rt.Namespace()), nil)
@@ -251,8 +252,12 @@ func Find(ctx context.Context, rt *roles.Runtime) (*roles.Cluster, error) {
 			}
 			return rt.Open(h)
 		}
-		if wait := waits.Wait(ctx); wait != nil {
-			return nil, bus.Errorf(bus.CodeUnavailable, "no head serves sessions of namespace %s: %w", rt.Namespace(), err)
+		if !errors.Is(err, bus.ErrNoResponders) { // the server is down, or a head starts the service
+			answered = time.Now()
+		}
+		if time.Since(answered) > absentMost || waits.Wait(ctx) != nil {
+			return nil, bus.Errorf(bus.CodeUnavailable,
+				"no head serves jobs of troupe.ray in namespace %s: it is down, or older than this program; `troupe status` tells, and docs/operations.md how to upgrade it (%w)", rt.Namespace(), err)
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/kv"
+	"troupe/roles"
 	"troupe/roles/sessions"
 )
 
@@ -107,4 +108,19 @@ func TestAServiceWithoutWorkEnds(t *testing.T) {
 	third := h.driver("driver-c")
 	require.NotEqual(t, second.control.Name(), third.control.Name())
 	require.Equal(t, "03000000", third.job, "jobs are counted on")
+}
+
+// A head that serves no sessions, because it is older than its client, makes the client say so.
+func TestNoHeadServesSessions(t *testing.T) {
+	t.Parallel()
+	h := startHead(t)
+	rt, err := roles.Open(t.Context(), roles.Config{BusConfig: bus.Config{InProcess: h.server}, Namespace: "ray"})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, rt.Close(context.Background())) }()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	_, err = sessions.Find(ctx, rt)
+	require.ErrorIs(t, err, bus.ErrUnavailable)
+	require.ErrorContains(t, err, "older than this program")
+	require.ErrorContains(t, err, "troupe status")
 }
