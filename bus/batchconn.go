@@ -36,6 +36,7 @@ const (
 	lazyTicks   = 20                     // idle ticks before the lazy flusher sleeps
 	writeFull   = 64 << 10               // size at which buffered bytes are flushed
 	backlogMost = 32 << 20               // bytes that wait for a slow server
+	natsMost    = backlogMost + 1<<20    // the same with NATS's own: beyond that its writes wait
 	writeWithin = time.Minute            // then the connection is closed
 )
 
@@ -85,29 +86,23 @@ func newBatchConn(c net.Conn) *batchConn {
 	return w
 }
 
-// Write is called by NATS. It returns when the bytes are written, or buffered for another writer.
+// Write is called by NATS, with the lock of its connection held: a server that hangs must not hold up everybody who needs that lock.
+// So it returns when the bytes are written or buffered, and waits only beyond natsMost.
 func (w *batchConn) Write(p []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for w.takenLocked() && !w.closed && len(w.out) > writeFull {
+	for !w.closed && len(w.out) > natsMost {
 		w.room.Wait()
 	}
 	if w.closed {
 		return 0, net.ErrClosed
 	}
-	if w.takenLocked() || len(w.out) > 0 {
-		w.out = append(w.out, p...)
+	w.out = append(w.out, p...)
+	if w.raw == nil {
 		return len(p), w.sendLocked(w.wait)
 	}
-	n := 0
-	err := w.writeLocked(func([]byte) (_ int, err error) {
-		n, err = w.Conn.Write(p)
-		return 0, err
-	})
-	if err == nil {
-		err = w.sendLocked(w.wait)
-	}
-	return n, err
+	w.pushLocked() // a failure closes the connection, which NATS reads from
+	return len(p), nil
 }
 
 // writeBody writes one message, whose data are head and body, without a copy: the kernel reads body where it lies. It

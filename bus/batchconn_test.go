@@ -259,7 +259,49 @@ func TestBatchConnToAPeerThatReadsNothing(t *testing.T) {
 	require.Equal(t, "after", subject)
 }
 
-// Writes of NATS and of bodies block behind such a peer, and end when the connection is closed.
+// NATS writes with its lock held, so that a write of its own that waits for such a peer would block every publisher.
+func TestNATSDoesNotWaitForAPeerThatReadsNothing(t *testing.T) {
+	w, far := socket(t)
+	require.NoError(t, w.Conn.(*net.TCPConn).SetWriteBuffer(64<<10))
+	body := []byte(strings.Repeat("x", 1<<20))
+	sent := 0
+	for refused := false; !refused; {
+		w.hold()
+		_, err := w.publish("big", "", body)
+		w.release(true)
+		if refused = err != nil; !refused {
+			sent++
+		}
+	}
+	writtenCh := make(chan error, 1)
+	go func() {
+		for range 1000 {
+			if _, err := w.Write([]byte("PING\r\n")); err != nil {
+				writtenCh <- err
+				return
+			}
+		}
+		writtenCh <- nil
+	}()
+	select {
+	case err := <-writtenCh:
+		require.NoError(t, err)
+	case <-time.After(5 * time.Second):
+		t.Fatal("a write waits for the peer")
+	}
+	from := bufio.NewReader(far)
+	for range sent {
+		_, data := pub(t, from)
+		require.Len(t, data, len(body))
+	}
+	for range 1000 {
+		line, err := from.ReadString('\n')
+		require.NoError(t, err)
+		require.Equal(t, "PING\r\n", line)
+	}
+}
+
+// Writes of NATS, beyond a bound, and of bodies block behind such a peer, and end when the connection is closed.
 func TestBatchConnEndsTheWaitOfAWriter(t *testing.T) {
 	w, _ := socket(t)
 	endCh := make(chan struct{}, 4)
