@@ -36,7 +36,7 @@ const (
 	lazyTicks   = 20                     // idle ticks before the lazy flusher sleeps
 	writeFull   = 64 << 10               // size at which buffered bytes are flushed
 	backlogMost = 32 << 20               // bytes that wait for a slow server
-	natsMost    = backlogMost + 1<<20    // the same with NATS's own: beyond that its writes wait
+	natsMost    = backlogMost + 1<<20    // the same with NATS's own, beside what is being written: beyond that its writes wait
 	writeWithin = time.Minute            // then the connection is closed
 )
 

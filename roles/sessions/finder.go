@@ -240,7 +240,7 @@ func (s *server) publish(e *entry, handle wire.Raw) {
 // Find returns the role that serves the namespace of a runtime. It asks until a head answers or ctx ends, or until no head has served
 // it for absentMost. Each start of the service has another role.
 func Find(ctx context.Context, rt *roles.Runtime) (*roles.Cluster, error) {
-	waits, answered := findBackoff.Start(), time.Now()
+	waits, absentSince := findBackoff.Start(), time.Now()
 	for {
 		attempt, cancel := context.WithTimeout(ctx, findAttempt)
 		m, err := rt.Bus().Request(attempt, bus.SessionsAsk(rt.Namespace()), nil)
@@ -253,11 +253,11 @@ func Find(ctx context.Context, rt *roles.Runtime) (*roles.Cluster, error) {
 			return rt.Open(h)
 		}
 		if !errors.Is(err, bus.ErrNoResponders) { // the server is down, or a head starts the service
-			answered = time.Now()
+			absentSince = time.Now()
 		}
-		if time.Since(answered) > absentMost || waits.Wait(ctx) != nil {
+		if time.Since(absentSince) > absentMost || waits.Wait(ctx) != nil {
 			return nil, bus.Errorf(bus.CodeUnavailable,
-				"no head serves jobs of troupe.ray in namespace %s: it is down, or older than this program; `troupe status` tells, and docs/operations.md how to upgrade it (%w)", rt.Namespace(), err)
+				"no head serves jobs of troupe.ray in namespace %s: the head is down, or older than this program; `troupe status` tells, and docs/operations.md how to upgrade it (%w)", rt.Namespace(), err)
 		}
 	}
 }
