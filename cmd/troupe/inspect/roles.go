@@ -248,7 +248,7 @@ func (c command) rolesTable(s cli.Server, all []registry.RoleRecord) error {
 	return c.TableOr(noRoles(s), header, rows)
 }
 
-// nodesOf names the nodes of a role's processes, at most two of them.
+// nodesOf names the nodes of a role's processes: up to three, of more the first two.
 func nodesOf(r registry.RoleRecord) string {
 	var names []string
 	for _, s := range r.Placements {
