@@ -115,8 +115,8 @@ release: python ## dist/: programs for linux/amd64 and linux/arm64, wheels, man 
 	done
 	cd dist && sha256sum * > SHA256SUMS && cat SHA256SUMS
 
-bench-python: ## calls from Python, one JSON object a line; ROWS=call_1_1,create_8 picks
-	@$(VENV)/bin/python benchmarks/python/bench.py $(if $(ROWS),--rows $(ROWS))
+bench-python: ## calls from Python, one JSON object a line; ROWS=call_1_1,create_8 picks, ROUNDS=5 for more than three
+	@$(VENV)/bin/python benchmarks/python/bench.py $(if $(ROWS),--rows $(ROWS)) $(if $(ROUNDS),--rounds $(ROUNDS))
 
 bench-ray: ## troupe.ray beside Troupe's own API and Ray: ROWS=call_1_1,create_8 picks, RAY_PYTHON=… has Ray, JSON=1 for one JSON object a line
 	@RAY_PYTHON=$(RAY_PYTHON) $(VENV)/bin/python benchmarks/python/bench_ray.py $(if $(ROWS),--rows $(ROWS)) $(if $(JSON),--json)
@@ -185,10 +185,11 @@ fuzz: ## each fuzz target for half a minute (FUZZTIME)
 		done; \
 	done
 
-placement-histories: ## ten thousand histories of reservations under faults, in four shards
+HISTORIES ?= 10000
+placement-histories: ## 10,000 histories of reservations under faults (HISTORIES), in four shards
 	$(GO) test -c -o bin/placement.test ./placement
 	@cd placement && for shard in 0 1 2 3; do \
-	  TROUPE_HISTORIES=2500 TROUPE_SEED=$$((shard * 500 + 1)) ../bin/placement.test -test.run TestHistories -test.timeout 60m & \
+	  TROUPE_HISTORIES=$$(($(HISTORIES) / 4)) TROUPE_SEED=$$((shard * $(HISTORIES) + 1)) ../bin/placement.test -test.run TestHistories -test.timeout 6h & \
 	  pids="$$pids $$!"; \
 	done; failed=0; for pid in $$pids; do wait $$pid || failed=1; done; exit $$failed
 

@@ -30,7 +30,7 @@ func (b *Bus) Answering() (since, last time.Time) {
 	return b.answering.read(time.Now(), b.reconnects(), b.Connected())
 }
 
-func (b *Bus) reconnects() uint64 { return b.nc.Stats().Reconnects }
+func (b *Bus) reconnects() uint64 { return b.link.connects.Load() }
 
 // checkAnswers makes round trips to the server until the bus is closed.
 func (b *Bus) checkAnswers() {

@@ -389,7 +389,10 @@ func (b *Bus) adopt(nc *nats.Conn) {
 
 // publish sends one message. Bytes in NATS's own buffer go first: they may contain the subscription for an answer.
 func (b *Bus) publish(subject, reply string, data []byte) error {
-	if w := b.wire.Load(); w != nil && b.nc.IsConnected() && int64(len(data)) <= b.nc.MaxPayload() {
+	if !b.Connected() {
+		return b.downError("publish")
+	}
+	if w := b.wire.Load(); w != nil && len(data) <= b.MaxPayload() {
 		if n, err := b.nc.Buffered(); n == 0 && err == nil {
 			if done, err := w.publish(subject, reply, data); done {
 				return err
@@ -410,7 +413,10 @@ func (b *Bus) publish(subject, reply string, data []byte) error {
 
 // publishBody sends one message, whose data are head and body. Where the bus may write to the socket, body is not copied.
 func (b *Bus) publishBody(subject string, head, body []byte) error {
-	if w := b.wire.Load(); w != nil && b.nc.IsConnected() && int64(len(head)+len(body)) <= b.nc.MaxPayload() {
+	if !b.Connected() {
+		return b.downError("publish")
+	}
+	if w := b.wire.Load(); w != nil && len(head)+len(body) <= b.MaxPayload() {
 		if done, err := w.writeBody(subject, head, body); err != nil {
 			return Errorf(CodeUnavailable, "publish: the connection to the server was lost (%w)", err)
 		} else if done {

@@ -35,6 +35,7 @@ type Bus struct {
 	owned  bool      // Close closes nc
 	budget *budget   // bytes of large bodies in flight to this connection
 
+	link        link
 	answering   answering
 	asyncErrors atomic.Uint64
 	dropped     *atomic.Uint64            // slow consumer events, shared with the connections that Dial makes
@@ -145,9 +146,10 @@ func (b *Bus) init(nc *nats.Conn, owned bool) (*Bus, error) {
 	}
 	b.budget = newBudget(b.cfg.Budget)
 	b.endpoints = map[*Endpoint]struct{}{}
-	b.statusCh = nc.StatusChanged(nats.CONNECTED, nats.CLOSED)
+	b.statusCh = nc.StatusChanged() // before begin: no event is missed
+	b.link.begin(nc)
 	b.watchDone = make(chan struct{})
-	Go(b.watchStatus)
+	Go(b.watchLink)
 	return b, nil
 }
 
@@ -362,18 +364,6 @@ func (b *Bus) AsyncErrors() uint64 { return b.asyncErrors.Load() }
 // those that Dial made from it. NATS reports that once until the subscription has caught up. It is zero unless a
 // consumer is too slow, or messages are larger than documented.
 func (b *Bus) Dropped() uint64 { return b.dropped.Load() }
-
-// watchStatus runs until the connection is closed. After each reconnect it requests the status of every pending call.
-func (b *Bus) watchStatus() {
-	defer close(b.watchDone)
-	for s := range b.statusCh {
-		if s == nats.CLOSED {
-			b.eachEndpoint(func(e *Endpoint) { e.fail(b.ClosedError()) })
-			return
-		}
-		b.eachEndpoint((*Endpoint).askNow)
-	}
-}
 
 func (b *Bus) eachEndpoint(do func(*Endpoint)) {
 	b.mu.Lock()

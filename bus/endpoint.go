@@ -392,7 +392,7 @@ func (e *Endpoint) register(g *Gather) error {
 	e.seq++
 	g.seq = e.seq
 	n := int64(len(g.slots))
-	each := min(maxInlineReply, e.bus.nc.MaxPayload()-maxEnvelope, max((maxInlineIn-e.inlineIn)/n, minInlineReply))
+	each := min(maxInlineReply, int64(e.bus.MaxPayload()-maxEnvelope), max((maxInlineIn-e.inlineIn)/n, minInlineReply))
 	g.inline = uint32(each)
 	e.inlineIn += each * n
 	e.pending[g.seq] = g
@@ -510,7 +510,7 @@ func (e *Endpoint) wakeSweep() {
 
 // sweep runs once. anew: messages may have been lost just now, by a reconnect or because they were dropped.
 func (e *Endpoint) sweep(anew bool) {
-	connected, now := e.bus.nc.IsConnected(), time.Now()
+	connected, now := e.bus.Connected(), time.Now()
 	e.downloads.sweep(now, connected, anew)
 	e.uploads.remind(now)
 	e.references.sweep(now, connected, anew)

@@ -172,7 +172,7 @@ func (g *Gather) contextError(ctx context.Context) error {
 	if CodeOf(ctx.Err()) == CodeTimedOut {
 		words = "no answer within the deadline"
 	}
-	if !g.ep.bus.nc.IsConnected() {
+	if !g.ep.bus.Connected() {
 		words += "; the server is unreachable"
 	}
 	c := &g.call
@@ -244,7 +244,7 @@ func (g *Gather) offerLarge() {
 	if len(g.call.Parts) > 1 {
 		g.refs = make([]wire.Ref, len(g.call.Parts))
 	}
-	payload := int(g.ep.bus.nc.MaxPayload()) - maxEnvelope
+	payload := g.ep.bus.MaxPayload() - maxEnvelope
 	limit := min(MaxInline, payload)
 	if g.call.Ordered { // all frames of the call travel to the sequencer in one message
 		limit = min(limit, payload/2/len(g.call.Parts))

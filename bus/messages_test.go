@@ -44,23 +44,3 @@ func TestServeAndAsk(t *testing.T) {
 	require.ErrorIs(t, b.Ask(t.Context(), "test.double", 1, new([]string)), bus.ErrRefused, "the answer is a number")
 	require.NoError(t, sub.Unsubscribe())
 }
-
-func TestConnections(t *testing.T) {
-	srv := bustest.StartServer(t, bustest.Options{Listen: true})
-	faults := bustest.NewFaults(srv)
-	b := bustest.Open(t, bus.Config{InProcess: faults, OnError: func(error) {}})
-	require.True(t, b.Connected())
-	ch, stop := b.Connections()
-	defer stop()
-	faults.Cut()
-	await := func(up bool) {
-		for got := range ch {
-			if got == up {
-				return
-			}
-		}
-	}
-	await(false)
-	await(true)
-	require.NoError(t, b.Flush(t.Context()))
-}

@@ -176,7 +176,7 @@ func (e *Endpoint) answerTimeline(m *Msg) {
 		if err := wire.Unmarshal(m.Data, &q); err != nil {
 			return nil, err
 		}
-		limit := int(e.bus.nc.MaxPayload()) - maxEnvelope
+		limit := e.bus.MaxPayload() - maxEnvelope
 		if q.MaxBytes > 0 {
 			limit = min(limit, q.MaxBytes)
 		}

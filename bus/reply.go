@@ -73,7 +73,7 @@ func (e *Endpoint) inlineLimit(call *wire.Header, code Code) int {
 	if code == "" {
 		return int(call.Inline)
 	}
-	return min(MaxInline, int(e.bus.nc.MaxPayload())-maxEnvelope)
+	return min(MaxInline, e.bus.MaxPayload()-maxEnvelope)
 }
 
 func (r *Reply) frame() []byte { return r.buf[r.from:] }

@@ -132,7 +132,7 @@ func (t *roleSender) toSequencer(g *Gather, prev uint64, ranks wire.RankSet) err
 		}
 		body = wire.AppendRouted(body, parts[i].Scope.subject(t.to, false), &f)
 	}
-	if len(body) > int(t.ep.bus.nc.MaxPayload())-maxEnvelope {
+	if len(body) > t.ep.bus.MaxPayload()-maxEnvelope {
 		return Errorf(CodeInvalid, "a call of %d parts is too large for the sequencer of %s; address fewer ranks or send fewer small arguments", len(parts), t.to.Role)
 	}
 	f := wire.Frame{Kind: wire.KindSequence, Header: wire.Header{Session: t.ep.session, Seq: g.seq, Order: g.place.order, Prev: prev}, Body: body}

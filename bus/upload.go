@@ -458,7 +458,7 @@ func (h *upload) transfer(subject string, to []want, offset int) {
 		h.mu.Unlock()
 		h.st.ep.recordTransfer(recorder.Upload, now, int64(sent-offset), sent < len(h.body))
 	}()
-	size := max(min(chunkSize, int(h.st.ep.bus.nc.MaxPayload())-maxEnvelope), minChunk)
+	size := max(min(chunkSize, h.st.ep.bus.MaxPayload()-maxEnvelope), minChunk)
 	for off := offset; off < len(h.body); {
 		if !h.await(off - window + 1) {
 			return

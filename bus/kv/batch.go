@@ -154,7 +154,7 @@ func (bucket *Bucket) check(ops []Op, fences []fence) (size int, err error) {
 	if n := len(ops) + extra(ops, fences); n > MaxBatch {
 		return 0, bus.Errorf(bus.CodeInvalid, "bucket %s: %d writes in one batch, with the fence; the server accepts %d", bucket.cfg.Bucket, n, MaxBatch)
 	}
-	limit := int(bucket.b.Conn().MaxPayload()) - maxKey - 1024 // less the key and the headers
+	limit := bucket.b.MaxPayload() - maxKey - 1024 // less the key and the headers
 	keys := make(map[string]struct{}, len(ops))
 	for _, op := range ops {
 		if err := checkKey(op.Key); err != nil {

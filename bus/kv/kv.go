@@ -390,13 +390,13 @@ func (bucket *Bucket) fail(ctx context.Context, doing string, err error) error {
 	switch {
 	case errors.Is(ctx.Err(), context.Canceled):
 		code, why = bus.CodeCancelled, "the caller cancelled the call"
-	case errors.Is(err, nats.ErrConnectionClosed), bucket.b.Conn().IsClosed():
+	case errors.Is(err, nats.ErrConnectionClosed), bucket.b.Closed():
 		code, why = bus.CodeClosed, bucket.b.ClosedError().Error()
 	case errors.Is(err, jetstream.ErrStreamNotFound):
 		code, why = bus.CodeNotFound, "the bucket is gone"
 	case errors.Is(err, nats.ErrMaxPayload):
-		code, why = bus.CodeInvalid, fmt.Sprintf("a value is over the server's limit of %d bytes", bucket.b.Conn().MaxPayload())
-	case unsent(err), !bucket.b.Conn().IsConnected(), errors.Is(err, jetstream.ErrJetStreamNotEnabled):
+		code, why = bus.CodeInvalid, fmt.Sprintf("a value is over the server's limit of %d bytes", bucket.b.MaxPayload())
+	case unsent(err), !bucket.b.Connected(), errors.Is(err, jetstream.ErrJetStreamNotEnabled):
 		code, why = bus.CodeUnavailable, "the server is unreachable"
 	case bus.HasServerCode(err, bus.CodeStoreOffline):
 		code, why = bus.CodeUnavailable, "the store accepts no writes"

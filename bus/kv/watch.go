@@ -72,7 +72,7 @@ func (w *watch) run(ctx context.Context) {
 	waits := bus.Backoff{First: retryPause, Most: watchPause}.Start()
 	for {
 		completed, err := w.follow(ctx)
-		if ctx.Err() != nil || w.kv.b.Conn().IsClosed() {
+		if ctx.Err() != nil || w.kv.b.Closed() {
 			return
 		}
 		w.kv.b.Logger().Debug("bus: watch interrupted", "bucket", w.kv.cfg.Bucket, "error", err)
