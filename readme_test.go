@@ -18,6 +18,8 @@ func TestReadmeProgram(t *testing.T) {
 	readme := string(text)
 	root, err := os.Getwd()
 	require.NoError(t, err)
+	out, err := exec.CommandContext(t.Context(), "go", "mod", "download").CombinedOutput() // a build has not downloaded what it did not need
+	require.NoError(t, err, "%s", out)
 	module := t.TempDir()
 	shell := func(line string) string {
 		cmd := exec.CommandContext(t.Context(), "sh", "-ec", line)
