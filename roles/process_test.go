@@ -438,7 +438,7 @@ func TestGrowAndShrink(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, []int{2, 4, 6, 8}, rows)
 		require.Len(t, tr.reservations(t), 2)
-		require.Equal(t, "infer-3-G3", c.Record().Placements[3].Name)
+		require.Regexp(t, `^infer-3-G\d$`, c.Record().Placements[3].Name) // which device: those of the round before may not have been seen empty yet
 
 		pids, err := roles.CallEach[int](patient(t), c, "pid")
 		require.NoError(t, err)

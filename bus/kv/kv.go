@@ -61,7 +61,7 @@ type Config struct {
 func (c Config) durable() bool { return !c.Memory && !c.Leases }
 
 // Bucket is an open bucket. The leader of its replicas answers reads, which see every acknowledged write. A call waits
-// for a lost connection until its context ends, or five seconds without a deadline. It is safe for concurrent use.
+// for a lost connection until its context ends, or ten seconds without a deadline. It is safe for concurrent use.
 type Bucket struct {
 	Writer
 	b      *bus.Bus
@@ -95,15 +95,20 @@ func Open(ctx context.Context, b *bus.Bus, cfg Config) (*Bucket, error) {
 	}
 	ctx, cancel := bounded(ctx)
 	defer cancel()
-	if err := checkJetStream(ctx, b); err != nil {
+	check, checked := context.WithTimeout(ctx, attemptLimit) // a lost answer must not take the time of the rest
+	defer checked()
+	if err := checkJetStream(check, b); err != nil {
 		return nil, err
 	}
 	bucket := &Bucket{b: b, cfg: cfg, stream: "KV_" + cfg.Bucket, prefix: "$KV." + cfg.Bucket + ".", id: nuid.Next()}
 	bucket.Writer = Writer{kv: bucket}
-	s, err := bucket.open(ctx, true)
-	if err == nil {
-		s, err = bucket.adopt(ctx, s)
-	}
+	var s jetstream.Stream
+	err := untilAnswered(ctx, func(ctx context.Context) (err error) {
+		if s, err = bucket.open(ctx, true); err == nil {
+			s, err = bucket.adopt(ctx, s)
+		}
+		return err
+	})
 	if err != nil {
 		return nil, bucket.fail(ctx, "open", err)
 	}
@@ -341,6 +346,20 @@ func (bucket *Bucket) retry(ctx context.Context, try func(context.Context) error
 			return err
 		}
 		if waits.Wait(ctx) != nil {
+			return err
+		}
+	}
+}
+
+// untilAnswered calls try until the server answers, or ctx ends. try must be harmless when it is repeated: the server may have
+// received the request, as a leader of replicas that then lost its leadership.
+func untilAnswered(ctx context.Context, try func(context.Context) error) error {
+	waits := retries.Start()
+	for limit := attemptLimit; ; limit *= 2 {
+		attempt, cancel := context.WithTimeout(ctx, limit)
+		err := try(attempt)
+		cancel()
+		if !unanswered(err) || waits.Wait(ctx) != nil {
 			return err
 		}
 	}

@@ -275,6 +275,27 @@ func TestKVOneCreatorWins(t *testing.T) {
 	}
 }
 
+// A request of which nothing is heard is repeated soon: a new leader opens several buckets before it can serve anybody.
+func TestLostRequestsAreRepeated(t *testing.T) {
+	busBubble(t, func(t *testing.T, f *bustest.Faults, bad, good *bus.Bus) {
+		_, err := openKV(t, good).Put(t.Context(), "k", []byte("v"))
+		require.NoError(t, err)
+		for _, request := range []string{"$JS.API.INFO", "$JS.API.STREAM.INFO.", "$JS.API.CONSUMER.CREATE.", "$JS.API.STREAM.MSG.GET."} {
+			lost := false
+			f.SetRule(bustest.Once(bustest.Drop, func(m bustest.Message) bool {
+				lost = lost || strings.HasPrefix(m.Subject, request)
+				return strings.HasPrefix(m.Subject, request)
+			}))
+			began := time.Now()
+			list, err := openKV(t, bad).List(t.Context(), "")
+			require.NoError(t, err, request)
+			require.Len(t, list, 1)
+			require.Less(t, time.Since(began), 3*time.Second, request)
+			require.True(t, lost, request)
+		}
+	})
+}
+
 // An update is never made over a revision that its writer has not seen, and never reported as failed when it was made.
 func TestKVCountsEveryIncrement(t *testing.T) {
 	onVirtualTime(t, func(t *testing.T, f *bustest.Faults, bad, good *kv.Bucket) {

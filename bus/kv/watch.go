@@ -148,7 +148,11 @@ type watchConsumer struct {
 func (w *watch) open(ctx context.Context) (*watchConsumer, error) {
 	call, cancel := bounded(ctx)
 	defer cancel()
-	stream, err := w.kv.open(call, w.kv.cfg.Memory)
+	var stream jetstream.Stream
+	err := untilAnswered(call, func(ctx context.Context) (err error) {
+		stream, err = w.kv.open(ctx, w.kv.cfg.Memory)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -162,14 +166,17 @@ func (w *watch) open(ctx context.Context) (*watchConsumer, error) {
 	if s.floor, err = w.newest(call); err != nil {
 		return nil, err
 	}
-	s.consumer, err = stream.CreateConsumer(call, jetstream.ConsumerConfig{
-		FilterSubjects:    w.filters,
-		DeliverPolicy:     jetstream.DeliverLastPerSubjectPolicy,
-		AckPolicy:         jetstream.AckNonePolicy,
-		MemoryStorage:     true,
-		Replicas:          1,
-		HeadersOnly:       w.bare,
-		InactiveThreshold: 30 * time.Second,
+	err = untilAnswered(call, func(ctx context.Context) (err error) { // one whose creation was not answered expires
+		s.consumer, err = stream.CreateConsumer(ctx, jetstream.ConsumerConfig{
+			FilterSubjects:    w.filters,
+			DeliverPolicy:     jetstream.DeliverLastPerSubjectPolicy,
+			AckPolicy:         jetstream.AckNonePolicy,
+			MemoryStorage:     true,
+			Replicas:          1,
+			HeadersOnly:       w.bare,
+			InactiveThreshold: 30 * time.Second,
+		})
+		return err
 	})
 	if err != nil {
 		return nil, err
@@ -243,7 +250,11 @@ func (s *watchConsumer) ask() error {
 func (s *watchConsumer) recheck(ctx context.Context) (err error) {
 	call, cancel := bounded(ctx)
 	defer cancel()
-	info, err := s.consumer.Info(call)
+	var info *jetstream.ConsumerInfo
+	err = untilAnswered(call, func(ctx context.Context) (err error) {
+		info, err = s.consumer.Info(ctx)
+		return err
+	})
 	if err != nil {
 		return err
 	}
