@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -25,6 +26,7 @@ import (
 	"troupe/bus"
 	"troupe/bus/bustest"
 	"troupe/cmd/troupe/dashboard"
+	"troupe/gpu"
 	"troupe/nodes"
 	"troupe/placement"
 	"troupe/roles"
@@ -150,13 +152,25 @@ func TestPageShowsRolesLive(t *testing.T) {
 	require.Eventually(t, func() bool { return strings.Contains(text(t, ctx), "rank 3 was killed by SIGKILL") }, 10*time.Second, 50*time.Millisecond)
 	shoot(t, ctx, "overview")
 
+	require.NoError(t, chromedp.Run(ctx, chromedp.Navigate(c.url+"/#/role/run/actor_train"), chromedp.WaitVisible("canvas.grid")))
+	require.Eventually(t, func() bool { // about 20 calls a second
+		_, err := role.Call(t.Context(), "step", 50)
+		require.NoError(t, err)
+		var rate string
+		require.NoError(t, chromedp.Run(ctx, chromedp.Evaluate(`(() => {
+			const heads = [...document.querySelectorAll("th")].map((x) => x.innerText);
+			return document.querySelector("tbody tr").children[heads.indexOf("Calls/s")].innerText;
+		})()`, &rate)))
+		n, err := strconv.ParseFloat(rate, 64)
+		return err == nil && n > 1
+	}, 20*time.Second, time.Millisecond)
+
 	stuck, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	// Seven ranks are in a long call and rank 5 is not.
 	busy, err := role.Ranks(0, 1, 2, 3, 4, 6, 7)
 	require.NoError(t, err)
 	go func() { _, _ = busy.Call(stuck, "step", 3_600_000) }() // it is cancelled
-	require.NoError(t, chromedp.Run(ctx, chromedp.Navigate(c.url+"/#/role/run/actor_train"), chromedp.WaitVisible("canvas.grid")))
 	require.Eventually(t, func() bool {
 		return strings.Contains(text(t, ctx), "Rank 5 on") && strings.Contains(text(t, ctx), "is idle while most ranks run step")
 	}, 30*time.Second, 100*time.Millisecond)
@@ -168,6 +182,38 @@ func TestPageShowsRolesLive(t *testing.T) {
 	require.Eventually(t, func() bool { return strings.Contains(text(t, ctx), "No event of the newest") }, 10*time.Second, 50*time.Millisecond)
 	require.NoError(t, chromedp.Run(ctx, chromedp.Navigate(c.url+"/#/pipelines"), chromedp.WaitVisible("h1")))
 	require.Eventually(t, func() bool { return strings.Contains(text(t, ctx), "No pipeline has stored anything") }, 10*time.Second, 50*time.Millisecond)
+}
+
+// The overview shows who holds each device, how much of it is in use, and why a device is not granted.
+func TestPageShowsDevices(t *testing.T) {
+	c := startCluster(t)
+	parsed, err := gpu.ParseSim("sim:1x4")
+	require.NoError(t, err)
+	sim := gpu.NewSims(parsed, "")[0]
+	reporter, err := nodes.NewReporter(nodes.Config{Bus: c.bus, Name: "host", Inventory: sim, Beat: 100 * time.Millisecond})
+	require.NoError(t, err)
+	reporting, stop := context.WithCancel(context.Background())
+	doneCh := make(chan error, 1)
+	go func() { doneCh <- reporter.Run(reporting) }()
+	t.Cleanup(func() { stop(); require.NoError(t, <-doneCh) })
+	client, err := placement.NewClient(c.bus, "run")
+	require.NoError(t, err)
+	t.Cleanup(client.Close)
+	held, err := client.Reserve(t.Context(), placement.Request{ID: "train", Bundles: placement.Repeat(2, placement.Bundle{Devices: placement.Whole})})
+	require.NoError(t, err)
+	devices, err := sim.Devices(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, sim.Fail(devices[3].UUID, "it has fallen off the bus"))
+
+	ctx := browse(t, c.url)
+	require.Eventually(t, func() bool { return strings.Contains(text(t, ctx), "it has fallen off the bus") }, 20*time.Second, 50*time.Millisecond)
+	shown := text(t, ctx)
+	require.Contains(t, shown, "GPU 0 "+held.ID+"[0]")
+	require.Contains(t, shown, "GPU 1 "+held.ID+"[1]")
+	require.Contains(t, shown, "0 B of 80 GiB")
+	require.Contains(t, shown, "GPU 3 is not granted")
+	require.NotContains(t, shown, "[object", "elements, not their names")
+	shoot(t, ctx, "devices")
 }
 
 // The page stays usable with the keyboard alone, on a phone, and in the dark.

@@ -13,16 +13,22 @@ import (
 
 // Snapshot is the state of a cluster at one moment, as the page shows it. Durations are in seconds.
 type Snapshot struct {
-	At           time.Time              `json:"at"`
-	Version      string                 `json:"version"`
-	URL          string                 `json:"url"`
-	Problem      string                 `json:"problem,omitempty"` // why parts of the rest are missing or old
-	Nodes        []placement.NodeStatus `json:"nodes"`
-	Roles        []Role                 `json:"roles"`
-	Reservations []placement.Record     `json:"reservations"`
-	Queue        []placement.Waiting    `json:"queue"`
-	Failures     []nodes.Event          `json:"failures"`
-	Store        *bus.StoreUsage        `json:"store,omitempty"`
+	At           time.Time           `json:"at"`
+	Version      string              `json:"version"`
+	URL          string              `json:"url"`
+	Problem      string              `json:"problem,omitempty"` // why parts of the rest are missing or old
+	Nodes        []Node              `json:"nodes"`
+	Roles        []Role              `json:"roles"`
+	Reservations []placement.Record  `json:"reservations"`
+	Queue        []placement.Waiting `json:"queue"`
+	Failures     []nodes.Event       `json:"failures"`
+	Store        *bus.StoreUsage     `json:"store,omitempty"`
+}
+
+// Node is a node, and why some of its devices are not granted: by UUID, the worst reason first.
+type Node struct {
+	placement.NodeStatus
+	Unfit map[string][]string `json:"unfit,omitempty"`
 }
 
 // Role is a role of the registry with the state of its workers.
@@ -87,7 +93,7 @@ func (o *Observer) Snapshot(ctx context.Context) Snapshot {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), snapshotWait) // another viewer may wait for it too
 	defer cancel()
-	s := Snapshot{Version: o.version, URL: o.b.URL(), Failures: o.Events.Failures(), Nodes: []placement.NodeStatus{}, Reservations: []placement.Record{}, Queue: []placement.Waiting{}}
+	s := Snapshot{Version: o.version, URL: o.b.URL(), Failures: o.Events.Failures(), Nodes: []Node{}, Reservations: []placement.Record{}, Queue: []placement.Waiting{}}
 	if usage, ours := o.b.Store(); ours {
 		s.Store = &usage
 	}
@@ -105,9 +111,12 @@ func (o *Observer) read(ctx context.Context, s *Snapshot) error {
 	if err != nil {
 		return err
 	}
-	if s.Nodes, err = o.client.Nodes(ctx); err != nil {
-		s.Nodes = []placement.NodeStatus{}
+	known, err := o.client.Nodes(ctx)
+	if err != nil {
 		return err
+	}
+	for _, n := range known {
+		s.Nodes = append(s.Nodes, Node{NodeStatus: n, Unfit: unfit(n)})
 	}
 	list, err := o.client.List(ctx)
 	if err != nil {
@@ -115,6 +124,20 @@ func (o *Observer) read(ctx context.Context, s *Snapshot) error {
 	}
 	s.Reservations, s.Queue = list.Records, list.Waiting
 	return nil
+}
+
+func unfit(n placement.NodeStatus) map[string][]string {
+	why := map[string][]string{}
+	for _, d := range n.Report.Devices {
+		reasons := n.Report.Unfit(d)
+		if unverified := n.Unverified[d.UUID]; unverified != "" {
+			reasons = append(reasons, unverified)
+		}
+		if len(reasons) > 0 {
+			why[d.UUID] = reasons
+		}
+	}
+	return why
 }
 
 // joinRoles gives each role of the registry its workers.

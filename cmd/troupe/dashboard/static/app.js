@@ -10,8 +10,9 @@ let received = 0;         // when it came, by this clock
 let logs = null;          // the open stream of output
 const sorts = {};         // by table: [column, descending]
 let search = "";
-let absent = { key: "", at: 0, list: [] }; // of the role that is shown: ranks that have not begun what the others are in
+const absent = new Map(); // by role, {at, list}: the ranks that have not begun what the others are in, and when the recorders were asked
 let stacks = { key: "", text: "" }; // of the role or rank that is shown
+let history = { key: "", points: [] }; // of the role that is shown: how many calls each rank had done at some moments, the oldest first
 
 // A rank is idle, busy, busy for long, starting, failed or silent.
 const LONG = 30;
@@ -153,7 +154,7 @@ function overview(s) {
     r.cause ? el("div", { class: "bad" }, r.cause) : null,
     grid(r, (rank) => { location.hash = roleLink(r) + (rank === undefined ? "" : `/${rank}`); }),
     el("div", { class: "soft" }, summary(r.workers.ranks)),
-    suspects(r.workers.ranks).slice(0, 3).map((x) => el("div", { class: "bad" }, `rank ${x.rank.rank} ${x.why}`)),
+    behind(r).slice(0, 3).map((text) => el("div", { class: "bad" }, text)),
   ))), s.roles.length ? legend() : null);
 
   out.push(el("h2", {}, `Queue (${s.queue.length})`));
@@ -183,20 +184,21 @@ function reason(wait) {
 function node(n, s) {
   const state = n.rank < 0 ? "away" : n.state || "ready";
   const holders = {};
-  for (const r of s.reservations) for (const w of r.workers || []) for (const d of w.slots || []) (holders[d.uuid] ||= []).push(r.holder || r.id);
+  for (const r of s.reservations) for (const w of r.workers || []) for (const d of w.slots || []) (holders[d.uuid] ||= []).push(`${r.holder || r.id}[${w.rank}]`);
   const rows = (n.report.devices || []).map((d) => {
     const free = d.sample.memory_free;
     const used = free === undefined ? 0 : 1 - free / d.memory_total;
     const bar = (share, text) => {
       const b = el("b");
       b.style.width = `${Math.round(100 * share)}%`;
-      return el("div", { class: "bar", title: text, role: "img", "aria-label": text }, b);
+      return el("div", { class: "level" }, el("div", { class: "bar", "aria-hidden": "true" }, b), text);
     };
     const held = holders[d.uuid] || [];
     return [
-      el("span", { title: d.uuid }, `GPU ${d.index}`, held.length ? el("span", { class: "soft" }, " held") : null),
-      bar(used, free === undefined ? "memory unknown" : `${bytes(d.memory_total - free)} of ${bytes(d.memory_total)}`),
-      bar((d.sample.utilisation || 0) / 100, d.sample.utilisation === undefined ? "utilisation unknown" : `${d.sample.utilisation} % busy`),
+      el("span", { title: d.uuid }, `GPU ${d.index}`, held.length ? el("span", { class: "soft" }, ` ${held.join(", ")}`) : null),
+      bar(used, free === undefined ? "unknown" : `${bytes(d.memory_total - free)} of ${bytes(d.memory_total)}`),
+      bar((d.sample.utilisation || 0) / 100, d.sample.utilisation === undefined ? "unknown" : `${d.sample.utilisation} %`),
+      n.unfit?.[d.uuid] ? el("div", { class: "bad whole" }, `GPU ${d.index} is not granted: ${n.unfit[d.uuid].join("; ")}`) : null,
     ];
   });
   return el("section", { class: "card", "aria-label": n.report.node },
@@ -237,11 +239,7 @@ function role(s, namespace, name, rank) {
   const failed = r.state === "failed";
   out.push(el("p", { class: "tools" }, el("a", { href: `#/timeline/${encodeURIComponent(r.namespace)}/${encodeURIComponent(r.name)}${failed ? "/failure" : ""}` }, failed ? "Timeline before the failure" : "Timeline"), stacksButton(r, rank)));
   if (r.cause) out.push(el("p", { class: "note bad" }, r.cause));
-  if (!bad.length) {
-    readAbsent(r);
-    if (absent.key === JSON.stringify([r.namespace, r.name, r.incarnation])) for (const l of absent.list.slice(0, 5)) out.push(el("p", { class: "note bad" }, `${lateText(l)}.`));
-  }
-  for (const x of bad.slice(0, 5)) out.push(el("p", { class: "note bad" }, `Rank ${x.rank.rank} on ${x.rank.node} ${x.why}.`));
+  for (const text of behind(r).slice(0, 5)) out.push(el("p", { class: "note bad" }, `${text}.`));
   if (stacks.key === stacksKey(r, rank)) out.push(el("pre", { class: "log", tabindex: 0, "aria-label": "stacks" }, stacks.text));
   out.push(grid(r, (n) => { location.hash = roleLink(r) + (n === undefined ? "" : `/${n}`); }), legend());
   const late = new Map(bad.map((x) => [x.rank.rank, x.why]));
@@ -250,6 +248,7 @@ function role(s, namespace, name, rank) {
   const shown = rank === undefined ? ranks.slice(0, 100) : ranks.filter((x) => x.rank === rank);
   out.push(el("h2", {}, rank === undefined ? `Ranks (${ranks.length > 100 ? "the 100 that need attention most, of " : ""}${ranks.length})` : `Rank ${rank}`));
   if (rank !== undefined) out.push(el("p", {}, el("a", { href: roleLink(r) }, "All ranks")));
+  const rate = rates(r, Date.parse(s.at));
   out.push(table("ranks", [
     { title: "Rank", number: true, cell: (x) => el("a", { href: `${roleLink(r)}/${x.rank}` }, String(x.rank)), value: (x) => x.rank },
     { title: "State", cell: (x) => el("span", { class: ["bad", "gone"].includes(kind(x)) ? "bad" : undefined }, x.state), value: (x) => x.state },
@@ -257,6 +256,7 @@ function role(s, namespace, name, rank) {
     { title: "For", number: true, cell: (x) => (x.running ? seconds(x.busy_s) : "–"), value: (x) => x.busy_s },
     { title: "Queued", number: true, cell: (x) => String(x.queued), value: (x) => x.queued },
     { title: "Done", number: true, cell: (x) => String(x.done), value: (x) => x.done },
+    { title: "Calls/s", number: true, cell: (x) => rate(x)?.toFixed(1) ?? "–", value: (x) => rate(x) ?? -1 },
     { title: "Restarts", number: true, cell: (x) => String(x.gen), value: (x) => x.gen },
     { title: "Node", cell: (x) => x.node, value: (x) => x.node },
     { title: "Heard", number: true, cell: (x) => `${seconds(x.silent_s)} ago`, value: (x) => x.silent_s },
@@ -276,24 +276,46 @@ function role(s, namespace, name, rank) {
   return out;
 }
 
+// behind describes the ranks that hold the others up, by their heartbeats, or where these tell no difference by the flight recorders.
+function behind(r) {
+  const bad = suspects(r.workers.ranks);
+  if (bad.length) return bad.map((x) => `Rank ${x.rank.rank} on ${x.rank.node} ${x.why}`);
+  readAbsent(r);
+  return (absent.get(roleKey(r))?.list || []).map(lateText);
+}
+
+const roleKey = (r) => JSON.stringify([r.namespace, r.name, r.incarnation]);
+
 // readAbsent asks the flight recorders, at most every five seconds, which rank the others wait for, while most ranks have been in one method for
-// over five seconds and heartbeats tell no difference.
+// over five seconds.
 async function readAbsent(r) {
-  const key = JSON.stringify([r.namespace, r.name, r.incarnation]), now = Date.now();
+  const key = roleKey(r), now = Date.now();
   const long = r.workers.ranks.filter((x) => x.state === "ready" && x.running > 0 && x.busy_s > 5);
   if (r.workers.ranks.length < 3 || long.length * 2 <= r.workers.ranks.length) {
-    if (absent.key === key) absent = { key: "", at: 0, list: [] };
+    absent.delete(key);
     return;
   }
-  if (absent.key === key && now - absent.at < 5000) return;
-  absent = { key, at: now, list: absent.key === key ? absent.list : [] };
+  const known = absent.get(key) || { at: 0, list: [] };
+  if (now - known.at < 5000) return;
+  absent.set(key, { ...known, at: now });
   let list = [];
   try {
     list = (await fetchJSON(`api/timeline?${new URLSearchParams({ namespace: r.namespace, role: r.name, last: "60s", late: "1" })}`)).late;
   } catch { /* it is asked again */ }
-  if (absent.key !== key) return;
-  absent.list = list.filter((l) => l.how === "has not begun");
+  if (!absent.has(key)) return;
+  absent.set(key, { at: now, list: list.filter((l) => l.how === "has not begun") });
   draw();
+}
+
+// rates returns a function that gives the calls a second of a rank, over the last seconds in which its role was shown.
+function rates(r, at) {
+  const key = roleKey(r), of = (x) => `${x.rank}.${x.gen}`;
+  if (history.key !== key) history = { key, points: [] };
+  const points = history.points;
+  if (!points.length || points.at(-1).at < at) points.push({ at, done: new Map(r.workers.ranks.map((x) => [of(x), x.done])) });
+  while (points.length > 2 && at - points[0].at > 6000) points.shift();
+  const passed = (at - points[0].at) / 1000;
+  return (x) => (passed < 2 || !points[0].done.has(of(x)) ? undefined : (x.done - points[0].done.get(of(x))) / passed);
 }
 
 const stacksKey = (r, rank) => JSON.stringify([r.namespace, r.name, rank]);
@@ -333,14 +355,16 @@ function output(r, rank) {
   const source = new EventSource(`api/logs?${query}`);
   logs = { key, pre, source };
   let lines = 0;
+  pre.textContent = "Nothing was printed yet.";
   source.addEventListener("line", (e) => {
+    if (!lines) pre.textContent = "";
     const line = JSON.parse(e.data);
     const end = pre.scrollTop + pre.clientHeight >= pre.scrollHeight - 4;
     pre.append(el("span", { class: line.stream === "stderr" ? "bad" : undefined }, `${line.name || ""} ${line.text}\n`));
     if (++lines > 2000) { pre.firstChild.remove(); lines--; }
     if (end) pre.scrollTop = pre.scrollHeight;
   });
-  source.addEventListener("end", (e) => { pre.append(el("span", { class: "bad" }, JSON.parse(e.data) + "\n")); source.close(); });
+  source.addEventListener("end", (e) => { if (!lines) pre.textContent = ""; pre.append(el("span", { class: "bad" }, JSON.parse(e.data) + "\n")); source.close(); });
   return pre;
 }
 function closeLogs() {

@@ -1,6 +1,6 @@
 // What all views share.
 
-// el makes an element. Text is never parsed as HTML.
+// el makes an element. Children may be lists, also of lists. Text is never parsed as HTML.
 export function el(tag, props = {}, ...children) {
   const e = document.createElement(tag);
   for (const [k, v] of Object.entries(props)) {
@@ -8,7 +8,7 @@ export function el(tag, props = {}, ...children) {
     if (k === "onclick" || k === "onkeydown" || k === "oninput" || k === "onchange") e[k] = v;
     else e.setAttribute(k, v === true ? "" : v);
   }
-  for (const c of children.flat()) if (c !== null && c !== undefined) e.append(c);
+  for (const c of children.flat(Infinity)) if (c !== null && c !== undefined) e.append(c);
   return e;
 }
 
