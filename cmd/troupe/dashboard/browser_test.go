@@ -54,10 +54,7 @@ func startCluster(t *testing.T, classes ...*actors.Class) *cluster {
 	require.NoError(t, nodes.CreateEventStream(t.Context(), b, 0))
 	service, err := placement.NewService(placement.Config{Bus: b})
 	require.NoError(t, err)
-	ctx, cancel := context.WithCancel(context.Background())
-	doneCh := make(chan error, 1)
-	go func() { doneCh <- service.Run(ctx) }()
-	t.Cleanup(func() { cancel(); require.NoError(t, <-doneCh) })
+	run(t, service.Run)
 	quiet := slog.New(slog.DiscardHandler)
 	events := dashboard.FollowEvents(b, quiet)
 	t.Cleanup(events.Close)
@@ -70,6 +67,14 @@ func startCluster(t *testing.T, classes ...*actors.Class) *cluster {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, rt.Close(context.Background())) })
 	return &cluster{url: server.URL, driver: rt, bus: b}
+}
+
+// run runs a service until the test ends.
+func run(t *testing.T, service func(context.Context) error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	doneCh := make(chan error, 1)
+	go func() { doneCh <- service(ctx) }()
+	t.Cleanup(func() { cancel(); require.NoError(t, <-doneCh) })
 }
 
 // waiting is a class with one method, which takes as many milliseconds as its argument says.
@@ -192,10 +197,7 @@ func TestPageShowsDevices(t *testing.T) {
 	sim := gpu.NewSims(parsed, "")[0]
 	reporter, err := nodes.NewReporter(nodes.Config{Bus: c.bus, Name: "host", Inventory: sim, Beat: 100 * time.Millisecond})
 	require.NoError(t, err)
-	reporting, stop := context.WithCancel(context.Background())
-	doneCh := make(chan error, 1)
-	go func() { doneCh <- reporter.Run(reporting) }()
-	t.Cleanup(func() { stop(); require.NoError(t, <-doneCh) })
+	run(t, reporter.Run)
 	client, err := placement.NewClient(c.bus, "run")
 	require.NoError(t, err)
 	t.Cleanup(client.Close)
@@ -214,6 +216,35 @@ func TestPageShowsDevices(t *testing.T) {
 	require.Contains(t, shown, "GPU 3 is not granted")
 	require.NotContains(t, shown, "[object", "elements, not their names")
 	shoot(t, ctx, "devices")
+}
+
+// A worker that prints without a pause does not stop the page, which keeps its newest lines.
+func TestPageWithMuchOutput(t *testing.T) {
+	c := startCluster(t)
+	readyCh := make(chan struct{})
+	agent, err := nodes.NewAgent(nodes.AgentConfig{
+		Bus: c.bus, Dir: t.TempDir(), Access: nodes.Access{URLs: []string{c.bus.URL()}}, ReadyFunc: func() { close(readyCh) }, Grace: time.Second, Nodes: []nodes.Config{{Name: "host"}},
+	})
+	require.NoError(t, err)
+	run(t, agent.Run)
+	<-readyCh
+	creating, cancel := context.WithCancel(t.Context())
+	doneCh := make(chan struct{})
+	go func() {
+		defer close(doneCh)
+		loud := `i=0; while [ $i -lt 30000 ]; do i=$((i+1)); echo line $i; done; exec sleep 60`
+		_, err := c.driver.Create(creating, roles.Spec{Name: "loud", Class: "waiting", World: 1, Process: &roles.Process{Command: []string{"sh", "-c", loud}, OutputMode: nodes.OutputNone}})
+		if creating.Err() == nil {
+			t.Error("it is no worker and cannot be ready:", err)
+		}
+	}()
+	defer func() { cancel(); <-doneCh }()
+
+	ctx := browse(t, c.url+"/#/role/run/loud")
+	require.Eventually(t, func() bool { return strings.Contains(text(t, ctx), "line 30000\n") }, 30*time.Second, 100*time.Millisecond)
+	var lines int
+	require.NoError(t, chromedp.Run(ctx, chromedp.Evaluate(`document.querySelectorAll("pre.log span").length`, &lines)))
+	require.LessOrEqual(t, lines, 2000)
 }
 
 // The page stays usable with the keyboard alone, on a phone, and in the dark.

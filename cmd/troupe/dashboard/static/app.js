@@ -344,29 +344,40 @@ function stacksButton(r, rank) {
   } }, shown ? "Hide the stacks" : "Stacks");
 }
 
-// output keeps one stream of lines open while the same role or rank is shown.
+// output keeps one stream of lines open while the same role or rank is shown. Lines are drawn once a frame: each change makes the browser lay out
+// all of them, and a role may print thousands a second.
+const MOST_LINES = 2000;
 function output(r, rank) {
   const key = JSON.stringify([r.namespace, r.name, r.incarnation, rank]);
   if (logs && logs.key === key) return logs.pre;
   closeLogs();
-  const pre = el("pre", { class: "log", tabindex: 0, "aria-label": "live output" });
+  const pre = el("pre", { class: "log", tabindex: 0, "aria-label": "live output" }, "Nothing was printed yet.");
   const query = new URLSearchParams({ namespace: r.namespace, role: r.name, incarnation: r.incarnation });
   if (rank !== undefined) query.set("rank", rank);
   const source = new EventSource(`api/logs?${query}`);
   logs = { key, pre, source };
-  let lines = 0;
-  pre.textContent = "Nothing was printed yet.";
-  source.addEventListener("line", (e) => {
-    if (!lines) pre.textContent = "";
-    const line = JSON.parse(e.data);
+  let waiting = [], empty = true;
+  const show = () => {
     const end = pre.scrollTop + pre.clientHeight >= pre.scrollHeight - 4;
-    pre.append(el("span", { class: line.stream === "stderr" ? "bad" : undefined }, `${line.name || ""} ${line.text}\n`));
-    if (++lines > 2000) { pre.firstChild.remove(); lines--; }
+    if (empty) pre.textContent = "";
+    empty = false;
+    pre.append(...waiting.slice(-MOST_LINES).map(([bad, text]) => el("span", { class: bad ? "bad" : undefined }, `${text}\n`)));
+    waiting = [];
+    while (pre.childElementCount > MOST_LINES) pre.firstChild.remove();
     if (end) pre.scrollTop = pre.scrollHeight;
+  };
+  const add = (bad, text) => {
+    if (waiting.push([bad, text]) === 1) requestAnimationFrame(show);
+    if (waiting.length > 2 * MOST_LINES) waiting.splice(0, MOST_LINES); // no frame is drawn while the page is hidden
+  };
+  source.addEventListener("line", (e) => {
+    const line = JSON.parse(e.data);
+    add(line.stream === "stderr", `${line.name || ""} ${line.text}`);
   });
-  source.addEventListener("end", (e) => { if (!lines) pre.textContent = ""; pre.append(el("span", { class: "bad" }, JSON.parse(e.data) + "\n")); source.close(); });
+  source.addEventListener("end", (e) => { add(true, JSON.parse(e.data)); source.close(); });
   return pre;
 }
+
 function closeLogs() {
   if (logs) logs.source.close();
   logs = null;
