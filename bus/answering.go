@@ -14,9 +14,11 @@ const (
 // answering is since when the server has answered without interruption. A server that hangs keeps its connections for a while, so
 // that a connection alone proves nothing: only round trips do. They also reveal that this process itself was suspended.
 type answering struct {
-	once sync.Once // starts the round trips
+	once  sync.Once     // starts the round trips
+	askCh chan struct{} // holds one: a round trip is wanted now
 
 	mu         sync.Mutex // guards what follows
+	asked      time.Time  // when the last request that was answered was sent
 	last       time.Time  // of the last answer; zero: none yet
 	since      time.Time
 	reconnects uint64 // of the connection at the last answer
@@ -30,6 +32,22 @@ func (b *Bus) Answering() (since, last time.Time) {
 	return b.answering.read(time.Now(), b.reconnects(), b.Connected())
 }
 
+// AnsweredSince reports whether the server has answered a request that was sent after a moment, so that this connection has received
+// everything that was for it at that moment. If it has not, the server is asked, and a later call knows more.
+func (b *Bus) AnsweredSince(moment time.Time) bool {
+	b.Answering()
+	b.answering.mu.Lock()
+	defer b.answering.mu.Unlock()
+	if b.answering.asked.After(moment) {
+		return true
+	}
+	select {
+	case b.answering.askCh <- struct{}{}:
+	default:
+	}
+	return false
+}
+
 func (b *Bus) reconnects() uint64 { return b.link.connects.Load() }
 
 // checkAnswers makes round trips to the server until the bus is closed.
@@ -38,27 +56,28 @@ func (b *Bus) checkAnswers() {
 	defer every.Stop()
 	for {
 		ctx, cancel := context.WithTimeout(context.Background(), answerLimit)
-		reconnects := b.reconnects()
+		reconnects, asked := b.reconnects(), time.Now()
 		if b.Flush(ctx) == nil {
-			b.answering.answered(time.Now(), reconnects)
+			b.answering.answered(asked, time.Now(), reconnects)
 		}
 		cancel()
 		select {
 		case <-b.Done():
 			return
 		case <-every.C:
+		case <-b.answering.askCh:
 		}
 	}
 }
 
 // answered records an answer of the server. One that comes late, or on another connection, begins a new period.
-func (a *answering) answered(now time.Time, reconnects uint64) {
+func (a *answering) answered(asked, now time.Time, reconnects uint64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.last.IsZero() || now.Sub(a.last) > answerLimit || reconnects != a.reconnects {
 		a.since = now
 	}
-	a.last, a.reconnects = now, reconnects
+	a.asked, a.last, a.reconnects = asked, now, reconnects
 }
 
 func (a *answering) read(now time.Time, reconnects uint64, connected bool) (since, last time.Time) {

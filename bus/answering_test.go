@@ -20,7 +20,13 @@ func TestAnswering(t *testing.T) {
 	require.Eventually(t, answers, 20*time.Second, 10*time.Millisecond)
 	first := since()
 
+	moment := time.Now()
+	require.Eventually(t, func() bool { return b.AnsweredSince(moment) }, 20*time.Second, time.Millisecond)
+	require.Less(t, time.Since(moment), 400*time.Millisecond, "it is asked at once, not at the next round trip")
+
 	faults.Freeze()
+	frozen := time.Now()
+	require.Never(t, func() bool { return b.AnsweredSince(frozen) }, time.Second, 10*time.Millisecond)
 	require.Eventually(t, func() bool { return !answers() }, 20*time.Second, 10*time.Millisecond, "a server that hangs")
 	require.True(t, b.Connected(), "its connection is up")
 	faults.Thaw()

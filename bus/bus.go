@@ -148,6 +148,7 @@ func (b *Bus) init(nc *nats.Conn, owned bool) (*Bus, error) {
 	b.endpoints = map[*Endpoint]struct{}{}
 	b.statusCh = nc.StatusChanged() // before begin: no event is missed
 	b.link.begin(nc)
+	b.answering.askCh = make(chan struct{}, 1)
 	b.watchDone = make(chan struct{})
 	Go(b.watchLink)
 	return b, nil

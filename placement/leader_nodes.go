@@ -54,9 +54,13 @@ func (t *leaderTerm) handleHeartbeat(hb *protocol.Heartbeat, now time.Time) {
 	t.requestReport(n)
 }
 
+func (t *leaderTerm) heardUntil(moment time.Time) bool {
+	return t.cfg.Bus == nil || t.cfg.Bus.AnsweredSince(moment)
+}
+
 // checkNodes finds lost nodes, updates the planner, and notifies the holders of lost reservations.
 func (t *leaderTerm) checkNodes(now time.Time) {
-	lost, gone := t.nodes.findLost(now)
+	lost, gone := t.nodes.findLost(now, t.heardUntil)
 	for _, n := range lost {
 		t.cfg.Logger.Warn("placement: a node is lost", "node", n.name, "why", n.why)
 		t.emitNode(protocol.EventNodeLost, n.name, n.why)

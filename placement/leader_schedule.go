@@ -99,7 +99,7 @@ func (t *leaderTerm) schedule(now time.Time) {
 	}
 	queue := make([]planner.Queued, 0, len(t.queue))
 	for _, w := range t.queue {
-		q := planner.Queued{Request: w.call.request, Since: w.since, Admitted: w.admitted}
+		q := planner.Queued{Request: w.call.request, Since: w.since, Admitted: w.admitted, Try: w.call.Try}
 		q.Request.AwaitNodes = q.Request.AwaitNodes || settling
 		queue = append(queue, q)
 	}

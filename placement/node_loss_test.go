@@ -198,3 +198,25 @@ func TestRanksOutliveTheLeader(t *testing.T) {
 	s.ready(c, 3)
 	require.Equal(t, before, ranks())
 }
+
+// A leader that hears nothing, because its own connection hangs, takes no node for lost.
+func TestALeaderThatHearsNothingLosesNoNode(t *testing.T) {
+	t.Parallel()
+	s := newTestCluster(t, "sim:2x2")
+	line := bustest.NewFaults(s.srv)
+	s.service(placement.Config{Bus: s.busAt(bus.Config{InProcess: line}), Lead: 10 * time.Second})
+	c := s.client("default")
+	s.ready(c, 2)
+	time.Sleep(s.lease) // a new leader judges only after that
+	events := s.nodeEvents()
+	line.Freeze()
+	time.Sleep(2 * time.Second) // four times what a node may be silent
+	line.Thaw()
+	_, err := c.List(within(t, 10*time.Second))
+	require.NoError(t, err)
+	select {
+	case e := <-events:
+		require.Fail(t, e)
+	case <-time.After(time.Second):
+	}
+}

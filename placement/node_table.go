@@ -307,11 +307,12 @@ func (t *nodeTable) requireVerification(slots []Slot, why string, now time.Time)
 }
 
 // findLost returns the nodes that are newly lost, and those that are gone: silent and without a lease. Before the
-// leases have been seen, it returns none.
-func (t *nodeTable) findLost(now time.Time) (lost, gone []*nodeEntry) {
+// leases have been seen, it returns none. complete reports whether everything that nodes sent until a moment has arrived: a
+// leader that hears nothing of anybody cannot tell which node is silent.
+func (t *nodeTable) findLost(now time.Time, complete func(until time.Time) bool) (lost, gone []*nodeEntry) {
 	for _, name := range slices.Sorted(maps.Keys(t.byName)) {
 		n := t.byName[name]
-		silent := now.Sub(n.lastHeard) > t.silence
+		silent := now.Sub(n.lastHeard) > t.silence && complete(n.lastHeard.Add(t.silence))
 		left := n.lastHeard.IsZero() && !n.leased && n.report != nil && n.verified // it has ended in order
 		switch {
 		case n.gone:

@@ -14,6 +14,9 @@ type Queued struct {
 	// Admitted states that an earlier pass left the request waiting. For requests that are not admitted, Schedule first
 	// checks whether they can ever fit, which costs more than a plan.
 	Admitted bool `json:"admitted,omitempty" msgpack:"admitted,omitempty"`
+
+	// Try states that the request does not wait: it is granted in this pass or not at all, so that nothing is held back for it.
+	Try bool `json:"try,omitempty" msgpack:"try,omitempty"`
 }
 
 // Policy configures Schedule. The zero value means no quotas and no preemption.
@@ -46,7 +49,8 @@ func sortQueue(queue []Queued) []Queued {
 			instances = []Request{q.Request} // refused by consider
 		}
 		for _, one := range instances {
-			line = append(line, Queued{one, q.Since, q.Admitted})
+			q.Request = one
+			line = append(line, q)
 		}
 	}
 	slices.SortStableFunc(line, func(a, b Queued) int {

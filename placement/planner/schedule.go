@@ -69,7 +69,7 @@ func Schedule(s Snapshot, queue []Queued, p Policy) (Decision, error) {
 
 // Schedule decides on a queue by priority and age. The first request that does not fit is the head: the free part of
 // the resources it will use is reserved for it, and requests behind it are granted only on what remains. So backfilling
-// never delays the head.
+// never delays the head. Requests that are opportunistic or do not wait are never the head.
 //
 // The planner is unchanged; its owner adds the grants with Grant once they are committed.
 func (pl *Planner) Schedule(queue []Queued, p Policy) Decision {
@@ -129,14 +129,15 @@ func (s *queuePass) consider(q *Queued) {
 		s.waitBehind(q, g)
 		return
 	}
-	if g.request.Opportunistic && slices.ContainsFunc(s.unplaceable, g.sameDemand) {
+	yields := g.request.Opportunistic || q.Try
+	if yields && slices.ContainsFunc(s.unplaceable, g.sameDemand) {
 		s.waitOpportunistically(q, g)
 		return
 	}
 	switch placement, ok := s.planner.place(g); {
 	case ok:
 		s.grant(g, placement)
-	case g.request.Opportunistic && s.head == nil:
+	case yields && s.head == nil:
 		s.unplaceable = append(s.unplaceable, g)
 		s.waitOpportunistically(q, g)
 	case s.head != nil:
@@ -196,7 +197,9 @@ func (s *queuePass) waitForQuota(q *Queued, g *gang, over *QuotaError) {
 		s.refuse(g.request, over)
 		return
 	}
-	s.quotaWaits[over.Namespace] = over
+	if !q.Try {
+		s.quotaWaits[over.Namespace] = over
+	}
 	s.wait(q, g, Wait{Code: WaitQuota, Text: over.Error()})
 }
 

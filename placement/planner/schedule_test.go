@@ -3,6 +3,7 @@ package planner
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -18,7 +19,7 @@ func genQueue(t *rapid.T, hosts []string) []Queued {
 		r.Namespace = rapid.SampledFrom([]string{"", "other"}).Draw(t, "namespace")
 		r.AwaitNodes = rapid.Bool().Draw(t, "await")
 		since := testNow.Add(-time.Duration(rapid.IntRange(0, 3).Draw(t, "age")) * time.Minute)
-		queue[i] = Queued{Request: r, Since: since, Admitted: rapid.Bool().Draw(t, "admitted")}
+		queue[i] = Queued{Request: r, Since: since, Admitted: rapid.Bool().Draw(t, "admitted"), Try: rapid.IntRange(0, 3).Draw(t, "try") == 0}
 	}
 	return queue
 }
@@ -40,9 +41,10 @@ func enter(t require.TestingT, pl *Planner, d Decision) {
 }
 
 // head returns the wait of the head of the queue, if there is one.
-func (d Decision) head() (Wait, bool) {
+func (d Decision) head(queue []Queued) (Wait, bool) {
 	for _, w := range d.Waits {
-		if w.Code == WaitCapacity {
+		try := slices.ContainsFunc(queue, func(q Queued) bool { return q.Try && q.Request.ID == w.ID })
+		if w.Code == WaitCapacity && !try {
 			return w, true
 		}
 	}
@@ -112,7 +114,7 @@ func TestBackfillNeverDelaysTheHead(t *testing.T) {
 		queue := genQueue(t, nil)
 		d := pl.Schedule(queue, Policy{})
 		require.Empty(t, d.Preemptions, "preemption is off")
-		head, ok := d.head()
+		head, ok := d.head(queue)
 		if !ok {
 			return
 		}
@@ -134,6 +136,30 @@ func TestNoQuotaIsExceeded(t *testing.T) {
 			require.LessOrEqual(t, pl.usage["other"], max(quota, held))
 		}
 	})
+}
+
+// A request that does not wait holds nothing back: no reserve, no victims and no quota are for it.
+func TestRequestsThatDoNotWaitHoldNothingBack(t *testing.T) {
+	pl := simPlanner(t, 1, 4)
+	require.True(t, grant(t, pl, Request{ID: "a", Bundles: []Bundle{{Devices: Whole}}}, testNow))
+	large := Queued{Request: Request{ID: "large", Priority: 5, Bundles: []Bundle{{Devices: Wholes(4)}}}, Since: testNow, Try: true}
+	small := Queued{Request: Request{ID: "small", Bundles: []Bundle{{Devices: Wholes(3)}}}, Since: testNow.Add(time.Second)}
+	for _, policy := range []Policy{{}, {Preempt: true}, {Quotas: map[string]Share{"": Wholes(4)}}} {
+		for _, small.Try = range []bool{false, true} {
+			d := pl.Schedule([]Queued{large, small}, policy)
+			require.Len(t, d.Grants, 1)
+			require.Equal(t, "small", d.Grants[0].Reservation.ID)
+			require.Len(t, d.Waits, 1, "it is told that it does not fit now")
+			require.Equal(t, "large", d.Waits[0].ID)
+			require.Empty(t, d.Preemptions)
+		}
+	}
+	waiting := large
+	waiting.Try = false
+	d := pl.Schedule([]Queued{waiting, small}, Policy{})
+	require.Empty(t, d.Grants, "one that waits does")
+	large.Request.Bundles[0].Devices = Wholes(5)
+	require.Len(t, pl.Schedule([]Queued{large}, Policy{}).Refusals, 1, "it never fits")
 }
 
 func TestPreemptionSuffices(t *testing.T) {
