@@ -77,10 +77,12 @@ func (b *Bus) watchLink() {
 		var s nats.Status
 		select {
 		case event, open := <-b.statusCh:
-			if !open {
+			if s = event; !open { // the bus was closed
+				if b.nc.IsClosed() {
+					b.link.change(nats.CLOSED, b.nc)
+				}
 				return
 			}
-			s = event
 		case <-checkCh:
 			if s = b.nc.Status(); s != nats.CONNECTED && s != nats.CLOSED {
 				continue

@@ -95,9 +95,7 @@ func Open(ctx context.Context, b *bus.Bus, cfg Config) (*Bucket, error) {
 	}
 	ctx, cancel := bounded(ctx)
 	defer cancel()
-	check, checked := context.WithTimeout(ctx, attemptLimit) // a lost answer must not take the time of the rest
-	defer checked()
-	if err := checkJetStream(check, b); err != nil {
+	if err := checkJetStream(ctx, b); err != nil {
 		return nil, err
 	}
 	bucket := &Bucket{b: b, cfg: cfg, stream: "KV_" + cfg.Bucket, prefix: "$KV." + cfg.Bucket + ".", id: nuid.Next()}
@@ -127,8 +125,11 @@ func (c Config) validate() error {
 	return errors.Join(errs...)
 }
 
-// checkJetStream refuses a server without atomic batches or JetStream.
+// checkJetStream refuses a server without atomic batches or JetStream. It takes a second at most: if the server does not answer, whatever
+// follows reports that.
 func checkJetStream(ctx context.Context, b *bus.Bus) error {
+	ctx, cancel := context.WithTimeout(ctx, attemptLimit)
+	defer cancel()
 	var v [3]int
 	version := b.Conn().ConnectedServerVersion()
 	_, _ = fmt.Sscanf(version, "%d.%d.%d", &v[0], &v[1], &v[2]) // an unreadable version counts as too old
@@ -351,15 +352,16 @@ func (bucket *Bucket) retry(ctx context.Context, try func(context.Context) error
 	}
 }
 
-// untilAnswered calls try until the server answers, or ctx ends. try must be harmless when it is repeated: the server may have
-// received the request, as a leader of replicas that then lost its leadership.
+// untilAnswered calls try until the server answers, or ctx ends. That the replicas are about to elect a leader is no answer. try must be
+// harmless when it is repeated: the server may have received the request.
 func untilAnswered(ctx context.Context, try func(context.Context) error) error {
 	waits := retries.Start()
 	for limit := attemptLimit; ; limit *= 2 {
 		attempt, cancel := context.WithTimeout(ctx, limit)
 		err := try(attempt)
 		cancel()
-		if !unanswered(err) || waits.Wait(ctx) != nil {
+		open := unanswered(err) || bus.HasServerCode(err, codeClusterNoLeader, codeClusterNotAvail)
+		if !open || waits.Wait(ctx) != nil {
 			return err
 		}
 	}
