@@ -136,8 +136,8 @@ func (bucket *Bucket) serve(ctx context.Context, cfg LeadConfig, l *Lease, lead 
 	if lost := (*lostError)(nil); errors.As(context.Cause(led), &lost) {
 		return true, lost.cause
 	}
-	if !cfg.KeepTerm && !held.Valid() {
-		return true, held.Err()
+	if lost := held.Err(); !cfg.KeepTerm && lost != nil {
+		return true, lost
 	}
 	return errors.Is(err, bus.ErrFenced), err
 }
@@ -229,9 +229,10 @@ func (bucket *Bucket) newTerm(ctx context.Context, cfg LeadConfig, l *Lease) (*T
 			op = OpUpdate(key, []byte(cfg.ID), rec.Revision)
 		}
 		revision, err := one(bucket.Apply(ctx, []Op{op}))
+		if lost := l.Err(); lost != nil {
+			return nil, lost
+		}
 		switch {
-		case !l.Valid():
-			return nil, l.Err()
 		case errors.Is(err, bus.ErrConflict), errors.Is(err, bus.ErrExists):
 			continue // a candidate without the lease wrote; the next epoch ends its term
 		case err != nil:

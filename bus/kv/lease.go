@@ -164,7 +164,11 @@ func (l *Lease) write(ctx context.Context, revision uint64) (uint64, time.Time, 
 func (l *Lease) expire() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !before(time.Now(), l.until) {
+	l.expireLocked()
+}
+
+func (l *Lease) expireLocked() {
+	if l.err == nil && !before(time.Now(), l.until) {
 		l.end(bus.Errorf(bus.CodeUnavailable, "lease %s is lost: it could not be renewed within %v", l.key, l.ttl))
 	}
 }
@@ -222,6 +226,7 @@ func (l *Lease) Lost() <-chan struct{} {
 func (l *Lease) Err() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.expireLocked() // the timer may be late: whoever sees that it is not valid also learns why
 	return l.err
 }
 

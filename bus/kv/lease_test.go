@@ -2,6 +2,7 @@ package kv_test
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -98,6 +99,23 @@ func TestLeaseIsGivenUpBeforeItExpires(t *testing.T) {
 		require.True(t, other.Valid())
 		require.NoError(t, l.Release(ctx))
 		require.NoError(t, other.Release(ctx))
+	})
+}
+
+// A lease is not valid any more and says why, from the same moment on: its timer may fire later.
+func TestALeaseThatIsNotValidSaysWhy(t *testing.T) {
+	leasesOnVirtualTime(t, func(t *testing.T, f *bustest.Faults, bad, _ *kv.Bucket) {
+		for i := range 50 {
+			l, err := bad.Lease(t.Context(), fmt.Sprint("k", i), nil, 2*time.Second)
+			require.NoError(t, err)
+			f.Freeze()
+			for l.Valid() {
+				time.Sleep(100 * time.Millisecond) // it ends at such a moment
+			}
+			require.Error(t, l.Err())
+			f.Thaw()
+			require.NoError(t, l.Release(t.Context()))
+		}
 	})
 }
 
