@@ -1,7 +1,9 @@
 package stream
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -46,8 +48,11 @@ func (o ReadOptions) start() (jetstream.DeliverPolicy, uint64, *time.Time) {
 // goroutine owns it; after an error it must not be used again.
 type Reader struct {
 	s        *Stream
+	o        ReadOptions
 	consumer jetstream.Consumer
 	count    uint64 // messages received
+	highest  uint64 // sequence of the last one
+	floor    uint64 // sequence that must be reached; 0: not known yet
 }
 
 // Reader starts reading. Close frees its resources on the server.
@@ -61,11 +66,12 @@ func (s *Stream) Reader(ctx context.Context, o ReadOptions) (*Reader, error) {
 	if err != nil {
 		return nil, coded("read stream "+s.name(), err)
 	}
-	return &Reader{s: s, consumer: c}, nil
+	return &Reader{s: s, o: o, consumer: c}, nil
 }
 
 // Next returns up to n more messages; none: the end of the stream is reached. An empty fetch alone is not proof of the
-// end, because the server may be slow, so Next asks for the number of unread messages.
+// end, because the server may be slow, so Next asks for the number of unread messages. Nor is that if there are replicas: the one
+// that reads may have been started just now, and lag behind.
 func (r *Reader) Next(ctx context.Context, n int) ([]Message, error) {
 	for {
 		out, received, err := r.fetch(ctx, n)
@@ -82,12 +88,35 @@ func (r *Reader) Next(ctx context.Context, n int) ([]Message, error) {
 		case info.Delivered.Consumer > r.count:
 			return nil, bus.Errorf(bus.CodeUnavailable, "read stream %s: %d messages were lost in transit", r.s.name(), info.Delivered.Consumer-r.count)
 		case info.NumPending == 0:
-			return nil, nil
+			if behind, err := r.behind(ctx); err != nil || !behind {
+				return nil, err
+			}
 		}
 		if err := bus.Sleep(ctx, pollInterval); err != nil {
 			return nil, coded("read stream "+r.s.name(), err)
 		}
 	}
+}
+
+// behind reports whether the leader of the stream has a message for this reader that its replica does not have yet.
+func (r *Reader) behind(ctx context.Context) (bool, error) {
+	cfg := r.s.js.CachedInfo().Config
+	if cfg.Replicas < 2 || cfg.AllowDirect || r.floor > 0 && r.highest >= r.floor {
+		return false, nil
+	}
+	last, err := r.s.js.GetLastMsgForSubject(ctx, cmp.Or(r.o.Subject, ">"))
+	switch {
+	case errors.Is(err, jetstream.ErrMsgNotFound):
+		return false, nil
+	case err != nil:
+		return false, coded("read stream "+r.s.name(), err)
+	case last.Sequence < r.o.From || last.Time.Before(r.o.Since):
+		return false, nil
+	}
+	if r.floor == 0 || last.Sequence < r.floor { // what was stored since does not matter; what was deleted cannot be reached
+		r.floor = last.Sequence
+	}
+	return r.highest < r.floor, nil
 }
 
 // fetch reads what is there. It leaves out the markers that the server writes for expired messages.
@@ -109,6 +138,7 @@ func (r *Reader) fetch(ctx context.Context, n int) (out []Message, received int,
 				return nil, received, err
 			}
 			received++
+			r.highest = meta.Sequence.Stream
 			if r.count++; meta.Sequence.Consumer != r.count {
 				return nil, received, bus.Errorf(bus.CodeUnavailable, "message %d was lost in transit", meta.Sequence.Stream)
 			}

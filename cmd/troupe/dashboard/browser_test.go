@@ -201,7 +201,7 @@ func TestPageShowsDevices(t *testing.T) {
 	client, err := placement.NewClient(c.bus, "run")
 	require.NoError(t, err)
 	t.Cleanup(client.Close)
-	held, err := client.Reserve(t.Context(), placement.Request{ID: "train", Bundles: placement.Repeat(2, placement.Bundle{Devices: placement.Whole})})
+	held, err := client.Reserve(t.Context(), placement.Request{ID: "train", AwaitNodes: true, Bundles: placement.Repeat(2, placement.Bundle{Devices: placement.Whole})})
 	require.NoError(t, err)
 	devices, err := sim.Devices(t.Context())
 	require.NoError(t, err)
