@@ -397,13 +397,12 @@ func TestKVWaitsOutARestart(t *testing.T) {
 	first, err := bucket.Put(t.Context(), "a", []byte("1"))
 	require.NoError(t, err)
 	srv.Stop()
-	for !b.Conn().IsReconnecting() { // until then a write may or may not have been sent
-		runtime.Gosched()
-	}
-	short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	_, err = bucket.Put(short, "a", []byte("2"))
-	require.ErrorIs(t, err, bus.ErrUnavailable)
+	require.Eventually(t, func() bool { // before that, a write may or may not have been sent
+		short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		_, err = bucket.Put(short, "a", []byte("2"))
+		return errors.Is(err, bus.ErrUnavailable)
+	}, 20*time.Second, time.Millisecond)
 	doneCh := make(chan error)
 	go func() {
 		_, err := bucket.Update(context.Background(), "a", []byte("3"), first)
