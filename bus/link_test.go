@@ -38,7 +38,7 @@ func TestPublishDoesNotWaitForAReconnect(t *testing.T) {
 	faults.Freeze()
 	faults.Cut()
 	require.Eventually(t, func() bool { return !b.Connected() }, 5*time.Second, time.Millisecond)
-	time.Sleep(100 * time.Millisecond) // longer than the first delay: an attempt is under way
+	require.Eventually(t, func() bool { return faults.Connections() == 1 }, 5*time.Second, time.Millisecond, "an attempt is under way")
 	for range 10 {
 		began := time.Now()
 		require.ErrorIs(t, b.Publish("test.lost", nil), bus.ErrUnavailable)

@@ -360,8 +360,8 @@ func untilAnswered(ctx context.Context, try func(context.Context) error) error {
 		attempt, cancel := context.WithTimeout(ctx, limit)
 		err := try(attempt)
 		cancel()
-		open := unanswered(err) || bus.HasServerCode(err, codeClusterNoLeader, codeClusterNotAvail)
-		if !open || waits.Wait(ctx) != nil {
+		noAnswer := unanswered(err) || bus.HasServerCode(err, codeClusterNoLeader, codeClusterNotAvail)
+		if !noAnswer || waits.Wait(ctx) != nil {
 			return err
 		}
 	}

@@ -1,0 +1,55 @@
+package stream
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"troupe/bus"
+	"troupe/bus/bustest"
+)
+
+// A reader has not reached the end while the leader of the replicas has a message for it that it has not read. A message that
+// was deleted, or lies before its start, is not waited for.
+func TestReaderBehindTheLeader(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	b := bustest.Open(t, bus.Config{InProcess: bustest.StartCluster(t)[0], OnError: func(error) {}})
+	var s *Stream
+	require.Eventually(t, func() (ok bool) { // the last peers may still be on their way
+		var err error
+		s, err = Create(ctx, b, Config{Name: "orders", Subject: "orders.>", MaxBytes: 1 << 20, Replicas: 3})
+		return err == nil
+	}, 30*time.Second, 20*time.Millisecond)
+	store := func(subject string) uint64 {
+		ack, err := Append(ctx, b, []*bus.Msg{{Subject: subject, Data: []byte("x")}}, "")
+		require.NoError(t, err)
+		return ack.Seq
+	}
+	behind := func(r *Reader) bool {
+		is, err := r.behind(ctx)
+		require.NoError(t, err)
+		return is
+	}
+	store("orders.eu")
+	second := store("orders.eu")
+	store("orders.us")
+
+	r := &Reader{s: s, o: ReadOptions{Subject: "orders.eu"}}
+	require.True(t, behind(r), "nothing was read")
+	store("orders.eu")
+	r.highest = second
+	require.False(t, behind(r), "what is stored later is not waited for")
+
+	require.False(t, behind(&Reader{s: s, o: ReadOptions{Subject: "orders.none"}}), "there is nothing to read")
+	require.False(t, behind(&Reader{s: s, o: ReadOptions{Subject: "orders.us", From: second + 2}}), "it lies before the start")
+	require.True(t, behind(&Reader{s: s}), "all subjects")
+
+	late := &Reader{s: s, o: ReadOptions{Subject: "orders.us"}}
+	require.True(t, behind(late))
+	require.NoError(t, s.Purge(ctx, "orders.us", 0))
+	require.False(t, behind(late), "it was deleted")
+}
