@@ -15,6 +15,7 @@ const (
 	fetchSize      = 256
 	readerIdleTime = time.Minute // after which the server removes a reader that was not closed
 	pollInterval   = time.Millisecond
+	lagInterval    = 20 * time.Millisecond // between looks at a replica that lags behind
 )
 
 // Message is a stored message.
@@ -82,6 +83,7 @@ func (r *Reader) Next(ctx context.Context, n int) ([]Message, error) {
 			continue // only markers
 		}
 		info, err := r.consumer.Info(ctx)
+		pause := pollInterval
 		switch {
 		case err != nil:
 			return nil, coded("read stream "+r.s.name(), err)
@@ -91,8 +93,9 @@ func (r *Reader) Next(ctx context.Context, n int) ([]Message, error) {
 			if behind, err := r.behind(ctx); err != nil || !behind {
 				return nil, err
 			}
+			pause = lagInterval
 		}
-		if err := bus.Sleep(ctx, pollInterval); err != nil {
+		if err := bus.Sleep(ctx, pause); err != nil {
 			return nil, coded("read stream "+r.s.name(), err)
 		}
 	}
