@@ -133,8 +133,8 @@ func (c *Client) setCordon(ctx context.Context, v verb, one Cordon) (_ Cordon, t
 	return *a.Cordon, true, nil
 }
 
-// Events calls handle, one event at a time, for the reservations of the namespace until ctx ends, which is no error.
-// Events are lost with the connection; List returns the current state.
+// Events calls handle, one event at a time, for each event of the namespace's reservations from its return until ctx
+// ends. Events are lost with the connection; List returns the current state.
 func (c *Client) Events(ctx context.Context, handle func(Event)) error {
 	sub, err := c.b.Subscribe(bus.PlacementEvents(c.namespace), func(m *bus.Msg) {
 		var ev Event
@@ -145,7 +145,8 @@ func (c *Client) Events(ctx context.Context, handle func(Event)) error {
 	if err != nil {
 		return bus.Errorf(bus.CodeClosed, "placement events: %w", err)
 	}
-	<-ctx.Done()
-	_ = sub.Unsubscribe() // fails only if the connection is closed
-	return nil
+	context.AfterFunc(ctx, func() {
+		_ = sub.Unsubscribe() // fails only if the connection is closed
+	})
+	return c.b.Flush(ctx) // the server has the subscription
 }

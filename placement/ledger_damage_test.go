@@ -2,7 +2,6 @@ package placement_test
 
 import (
 	"cmp"
-	"context"
 	"os"
 	"path/filepath"
 	"slices"
@@ -353,13 +352,11 @@ func TestLegacyLedger(t *testing.T) {
 	far.runs("far")
 
 	dropped := make(chan placement.Event, 8)
-	s.run("events", func(ctx context.Context) error {
-		return c.Events(ctx, func(e placement.Event) {
-			if e.Kind == placement.EventDropped {
-				dropped <- e
-			}
-		})
-	})
+	require.NoError(t, c.Events(ctx, func(e placement.Event) {
+		if e.Kind == placement.EventDropped {
+			dropped <- e
+		}
+	}))
 	s.service(placement.Config{})
 	unknown, err := c.Confirm(ctx, []placement.ReservationRef{{ID: "claimed", Token: held["claimed"].Token}, {ID: "gone", Token: 7}, {ID: "ghost", Token: 1}})
 	require.NoError(t, err)

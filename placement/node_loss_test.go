@@ -1,7 +1,6 @@
 package placement_test
 
 import (
-	"context"
 	"strings"
 	"testing"
 	"time"
@@ -131,7 +130,7 @@ func TestNoNodeIsLostAfterAnOutage(t *testing.T) {
 	require.NoError(t, err)
 	time.Sleep(s.lease)
 	events := make(chan placement.Event, 8)
-	s.run("events", func(ctx context.Context) error { return c.Events(ctx, func(e placement.Event) { events <- e }) })
+	require.NoError(t, c.Events(t.Context(), func(e placement.Event) { events <- e }))
 
 	s.srv.Stop()
 	time.Sleep(s.lease + 500*time.Millisecond) // longer than any lease

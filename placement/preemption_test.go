@@ -1,7 +1,6 @@
 package placement_test
 
 import (
-	"context"
 	"sync"
 	"testing"
 	"time"
@@ -49,9 +48,7 @@ func TestOnePreemptionPerRequest(t *testing.T) {
 	require.NoError(t, sim.AddProcess(uuid, gpu.Process{PID: 99, Kind: gpu.Compute})) // its worker, which takes time to end
 	var mu sync.Mutex
 	var told []placement.Event
-	s.run("events", func(ctx context.Context) error {
-		return c.Events(ctx, func(e placement.Event) { mu.Lock(); defer mu.Unlock(); told = append(told, e) })
-	})
+	require.NoError(t, c.Events(ctx, func(e placement.Event) { mu.Lock(); defer mu.Unlock(); told = append(told, e) }))
 
 	urgentCh := s.waits(c, urgent(gang("urgent", 1, 1), 5))
 	s.eventually(func() bool { return state(t, c, "small") == "" }, "the smaller is sent away")
