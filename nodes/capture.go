@@ -12,10 +12,10 @@ import (
 )
 
 const (
-	pipeSize     = 256 << 10             // bytes that a worker may print before it blocks on its agent
-	readPause    = 50 * time.Millisecond // between two reads of a worker that prints all the time, so that one read gets many lines
-	drainMost    = 8 << 20               // bytes read from a pipe that a process of the tree keeps filling
-	drainTimeout = 2 * time.Second       // how long an exit waits for the last lines on an overloaded machine
+	pipeSize     = 256 << 10              // bytes that a worker may print before it blocks on its agent
+	readPause    = 100 * time.Millisecond // between two reads of a worker that prints all the time, so that one read gets many lines
+	drainMost    = 8 << 20                // bytes read from a pipe that a process of the tree keeps filling
+	drainTimeout = 2 * time.Second        // how long an exit waits for the last lines on an overloaded machine
 )
 
 // outputCapture reads the output of a worker. End of file on a pipe is no sign of exit: a forked process may keep the pipe

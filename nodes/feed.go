@@ -31,14 +31,16 @@ func (m OutputMode) Check() error {
 }
 
 const (
-	feedDelay     = 20 * time.Millisecond // to collect lines
+	feedDelay     = 20 * time.Millisecond // before the first message, to collect lines
+	feedPause     = 60 * time.Millisecond // between two messages of workers that print all the time, unless one is full
 	feedBatchSize = 256 << 10             // bytes of output in a message, about
 	feedTimeout   = 2 * time.Second       // for one message to be acknowledged
 	feedFlush     = time.Second           // for the last lines of workers that are stopped
 	feedGone      = time.Minute           // after so long without a receiver, raw output does not block workers any more
 	feedBytes     = 4 << 20               // bytes of pending output of one role; in raw mode workers are blocked beyond
 	workerBurst   = 1000                  // lines of one worker that are sent at once
-	workerRate    = 200                   // lines a second of one worker after that; the others are counted
+	workerRate    = 200                   // lines a second of one worker after that, at most; the others are counted
+	feedRate      = 1000                  // lines a second of all workers of a role on this machine, in equal shares
 	dyingLines    = 20                    // last lines on stderr of a worker that died
 )
 
@@ -129,6 +131,7 @@ type outputFeed struct {
 
 	// mu guards what follows.
 	mu        sync.Mutex
+	workers   int // that run
 	items     []OutputItem
 	bytes     int
 	added     uint64 // items
@@ -142,6 +145,24 @@ type outputFeed struct {
 
 func newOutputFeed(b *bus.Bus, role, to bus.Address, mode OutputMode, spawn func(func(context.Context)) bool) *outputFeed {
 	return &outputFeed{b: b, role: role, to: to, mode: mode, id: bus.NewID(), spawn: spawn, hurryCh: make(chan struct{}, 1), movedCh: make(chan struct{})}
+}
+
+// join counts a worker that was started, and leave one that has ended.
+func (f *outputFeed) join()  { f.count(1) }
+func (f *outputFeed) leave() { f.count(-1) }
+
+func (f *outputFeed) count(workers int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.workers += workers
+}
+
+// lineRate is the lines a second that one worker may send for long. A driver shows fewer than many workers print, so that
+// the machine would send, and the driver decode, most of them for nothing.
+func (f *outputFeed) lineRate() float64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return min(workerRate, feedRate/float64(max(1, f.workers)))
 }
 
 // add queues an item, and drops it if there is no room.
@@ -228,11 +249,21 @@ func (f *outputFeed) send(ctx context.Context) {
 		f.finish(batch, err == nil && !busy, errors.Is(err, bus.ErrNoResponders))
 		if err == nil && !busy {
 			waits.Reset()
-			pause = feedDelay
+			pause = f.pause()
 			continue
 		}
 		pause = waits.Next()
 	}
+}
+
+// pause is the time in which lines are collected for the next message.
+func (f *outputFeed) pause() time.Duration {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.bytes >= feedBatchSize {
+		return 0
+	}
+	return feedPause
 }
 
 // wait collects lines, unless flush is waiting.
@@ -404,19 +435,20 @@ func (s *outputFeeds) close() {
 	s.group.Wait()
 }
 
-// lineLimit admits lines of one worker: workerBurst at once, and workerRate a second. It is guarded by its owner.
+// lineLimit admits lines of one worker: workerBurst at once, and a number a second after that. It is guarded by its owner.
 type lineLimit struct {
 	tokens  float64
 	at      time.Time
 	omitted int
 }
 
-// admit reports whether a line at this time may be sent, with the number of lines that were left out before it.
-func (l *lineLimit) admit(now time.Time) (ok bool, omitted int) {
+// admit reports whether a line at this time may be sent, with the number of lines that were left out before it. The rate is
+// in lines a second.
+func (l *lineLimit) admit(now time.Time, rate float64) (ok bool, omitted int) {
 	if l.at.IsZero() {
 		l.tokens = workerBurst
 	} else {
-		l.tokens = min(workerBurst, l.tokens+now.Sub(l.at).Seconds()*workerRate)
+		l.tokens = min(workerBurst, l.tokens+now.Sub(l.at).Seconds()*rate)
 	}
 	l.at = now
 	if l.tokens < 1 {

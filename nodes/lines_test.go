@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"troupe/bus"
 )
 
 func TestSplitter(t *testing.T) {
@@ -89,4 +91,41 @@ func TestPruneLogs(t *testing.T) {
 	left, err := filepath.Glob(filepath.Join(dir, "ns", "*"))
 	require.NoError(t, err)
 	require.Equal(t, []string{filepath.Dir(busy), filepath.Join(dir, "ns", "3")}, left, "the oldest idle files are removed, with their folders")
+}
+
+// The workers of a role share what is sent for it in equal parts, so that one that prints little is shown whole.
+func TestWorkersShareTheRateOfTheirRole(t *testing.T) {
+	feed := newOutputFeed(nil, bus.Address{}, bus.Address{}, OutputAll, nil)
+	sentIn := func(seconds, linesPerSecond int) (sent, omitted int) {
+		l, now := &lineLimit{}, time.Unix(1, 0)
+		for range workerBurst {
+			l.admit(now, feed.lineRate())
+		}
+		for range seconds * linesPerSecond {
+			now = now.Add(time.Second / time.Duration(linesPerSecond))
+			ok, before := l.admit(now, feed.lineRate())
+			if ok {
+				sent++
+			}
+			omitted += before
+		}
+		return sent, omitted + l.omitted
+	}
+	feed.join()
+	sent, omitted := sentIn(10, 1000)
+	require.InDelta(t, 10*workerRate, sent, 10)
+	require.Equal(t, 10*1000, sent+omitted)
+	for range 49 {
+		feed.join()
+	}
+	sent, _ = sentIn(10, 1000)
+	require.InDelta(t, 10*feedRate/50, sent, 10)
+	sent, omitted = sentIn(10, 10)
+	require.Equal(t, 10*10, sent)
+	require.Zero(t, omitted)
+	for range 48 {
+		feed.leave()
+	}
+	sent, _ = sentIn(10, 1000)
+	require.InDelta(t, 10*workerRate, sent, 10, "of two")
 }

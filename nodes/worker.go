@@ -146,6 +146,9 @@ func (w *worker) spawn() error {
 	w.process, w.since, w.out = child, time.Now(), out
 	w.mu.Unlock()
 	w.node.agent.ports.workerStarted(w.ID.Address())
+	if feed != nil {
+		feed.join()
+	}
 	w.node.agent.group.Go(bus.Guard(func() { w.supervise(child, out) }))
 	return nil
 }
@@ -302,16 +305,20 @@ func (w *worker) addLines(stream OutputStream, texts []string) {
 	w.seq += uint64(len(texts))
 	w.log.add(now, w.ID.Rank, stream, texts)
 	w.node.agent.uploader.add(w, stream, now, first, texts)
-	for i, text := range texts {
+	for _, text := range texts {
 		w.last.add(text)
-		if w.feed != nil && w.feed.mode != OutputRaw {
-			w.feedLineLocked(stream, now, first+uint64(i), text)
-		}
+	}
+	if w.feed == nil || w.feed.mode == OutputRaw {
+		return
+	}
+	rate := w.feed.lineRate()
+	for i, text := range texts {
+		w.feedLineLocked(stream, now, first+uint64(i), text, rate)
 	}
 }
 
 // feedLineLocked sends a line to the driver, if its mode and the limit admit it.
-func (w *worker) feedLineLocked(stream OutputStream, at time.Time, seq uint64, text string) {
+func (w *worker) feedLineLocked(stream OutputStream, at time.Time, seq uint64, text string, rate float64) {
 	item := OutputItem{Rank: w.ID.Rank, Gen: w.ID.Gen, Stream: stream, Seq: seq}
 	if stream == Stderr {
 		item.Data = []byte(text)
@@ -321,7 +328,7 @@ func (w *worker) feedLineLocked(stream OutputStream, at time.Time, seq uint64, t
 	if w.feed.mode == OutputNone || w.feed.mode == OutputErrors && stream != Stderr {
 		return
 	}
-	ok, omitted := w.limit.admit(at)
+	ok, omitted := w.limit.admit(at, rate)
 	if !ok {
 		return
 	}
@@ -364,6 +371,7 @@ func (w *worker) feedEnd(died bool) {
 	}
 	w.dying = nil
 	w.feed.addLast(OutputItem{Rank: w.ID.Rank, Gen: w.ID.Gen, Stream: Stdout, End: true})
+	w.feed.leave()
 }
 
 // flushLog flushes the log file, from the same goroutines.

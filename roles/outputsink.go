@@ -12,7 +12,7 @@ import (
 
 const (
 	sinkBytes = 4 << 20               // bytes of output that wait for the driver; beyond, agents repeat them later
-	sinkPause = 30 * time.Millisecond // between two writes, to collect output
+	sinkPause = 60 * time.Millisecond // between two writes, to collect output
 	sinkTick  = time.Second           // interval of writing counts of lines
 )
 

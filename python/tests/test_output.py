@@ -112,6 +112,34 @@ troupe.shutdown()
     assert p.stdout.count("\x1b[31m\n50%\n100%\n") == 3  # subprocess makes \n of \r
 
 
+def test_a_line_is_one_write(script):
+    """Otherwise lines of processes that share a worker's stdout would mix, and printing would cost twice as much."""
+    p = script("""
+import multiprocessing, sys
+import troupe
+from troupe import Worker
+
+def print_some(name):
+    for _ in range(2000):
+        print(name, "and", name)
+
+class Parent(Worker):
+    def run(self):
+        children = [multiprocessing.get_context("fork").Process(target=print_some, args=(name,)) for name in ("left", "right")]
+        for child in children:
+            child.start()
+        for child in children:
+            child.join()
+        print("no end of line", end="")
+
+troupe.init(output="raw")
+troupe.actor(Parent, name="parent").run()
+troupe.shutdown()
+""")
+    lines = p.stdout.splitlines()
+    assert (lines.count("left and left"), lines.count("right and right"), lines[4000:]) == (2000, 2000, ["no end of line"])
+
+
 def test_too_many_lines_are_counted(script):
     p = script(START + """
 c = cluster(2)

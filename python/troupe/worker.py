@@ -7,6 +7,7 @@ of the class on one event loop. Go answers all other requests meanwhile.
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import signal
 import sys
@@ -406,6 +407,7 @@ def main() -> int:
     if not path:
         sys.stderr.write("troupe.worker is started by an agent, which says in TROUPE_ASSIGNMENT what it is to play\n")
         return 2
+    _buffer_lines()
     host = Host(path)
     host.stop_on(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     _debug.start(os.path.dirname(path), f"{host.role}/{host.rank}")
@@ -424,6 +426,13 @@ def main() -> int:
     except _errors.Error:
         pass
     return code
+
+
+def _buffer_lines() -> None:
+    """Makes stdout line-buffered, as on a terminal. Unbuffered, as the environment has it for programs that are no workers, each print is
+    two writes, and the lines of processes that share the pipe mix."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True, write_through=False)
 
 
 def end_process(err: SystemExit) -> NoReturn:

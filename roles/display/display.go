@@ -2,6 +2,7 @@ package display
 
 import (
 	"bytes"
+	"container/list"
 	"fmt"
 	"hash/fnv"
 	"slices"
@@ -37,8 +38,8 @@ type Display struct {
 	Terminal, Color bool
 
 	out    []Text
-	groups map[string]*lineGroup
-	order  []string // keys of groups, oldest first
+	groups map[string]*list.Element // of order
+	order  list.List                // of *lineGroup, oldest first
 
 	tokens   float64
 	at       time.Time
@@ -69,6 +70,7 @@ type partialLine struct {
 
 // lineGroup is a line that was shown, and the other ranks that have printed it since.
 type lineGroup struct {
+	key    string
 	role   string
 	stream nodes.OutputStream
 	text   string
@@ -115,16 +117,16 @@ func (d *Display) Add(role string, world int, mode nodes.OutputMode, item nodes.
 
 func (d *Display) addLine(worker workerKey, world int, item nodes.OutputItem, now time.Time) {
 	key := worker.role + "\x00" + string(item.Data)
-	g := d.groups[key]
+	g := d.group(key)
 	if g != nil && g.ranks[worker.rank] { // the next time that the ranks print it
-		d.closeGroup(key)
+		d.closeGroup(g)
 		g = nil
 	}
 	if g != nil {
 		g.ranks[worker.rank] = true
 		d.noteShown(worker, item)
 		if len(g.ranks) == world {
-			d.closeGroup(key)
+			d.closeGroup(g)
 		}
 		return
 	}
@@ -137,16 +139,31 @@ func (d *Display) addLine(worker workerKey, world int, item nodes.OutputItem, no
 	if world == 1 {
 		return
 	}
-	for len(d.order) >= mergeMost {
-		d.closeGroup(d.order[0])
+	for d.order.Len() >= mergeMost {
+		d.closeGroup(d.oldest())
 	}
 	if d.groups == nil {
-		d.groups = map[string]*lineGroup{}
+		d.groups = map[string]*list.Element{}
 	}
-	d.groups[key] = &lineGroup{
-		role: worker.role, stream: item.Stream, text: string(item.Data), first: worker.rank, ranks: map[int]bool{worker.rank: true}, expiry: now.Add(mergeFor),
+	d.groups[key] = d.order.PushBack(&lineGroup{
+		key: key, role: worker.role, stream: item.Stream, text: string(item.Data), first: worker.rank, ranks: map[int]bool{worker.rank: true}, expiry: now.Add(mergeFor),
+	})
+}
+
+// group is the group with a key, or nil.
+func (d *Display) group(key string) *lineGroup {
+	if e := d.groups[key]; e != nil {
+		return e.Value.(*lineGroup)
 	}
-	d.order = append(d.order, key)
+	return nil
+}
+
+// oldest is the group that was begun first, or nil.
+func (d *Display) oldest() *lineGroup {
+	if e := d.order.Front(); e != nil {
+		return e.Value.(*lineGroup)
+	}
+	return nil
 }
 
 // addDying shows a last line of a dead worker, unless it was shown before.
@@ -269,8 +286,8 @@ func (d *Display) Take(now time.Time) []Text {
 
 // Flush returns everything that was held back.
 func (d *Display) Flush() []Text {
-	for len(d.order) > 0 {
-		d.closeGroup(d.order[0])
+	for g := d.oldest(); g != nil; g = d.oldest() {
+		d.closeGroup(g)
 	}
 	d.noteOmitted()
 	for key := range d.partials {
@@ -282,16 +299,15 @@ func (d *Display) Flush() []Text {
 }
 
 func (d *Display) expire(now time.Time) {
-	for len(d.order) > 0 && !d.groups[d.order[0]].expiry.After(now) {
-		d.closeGroup(d.order[0])
+	for g := d.oldest(); g != nil && !g.expiry.After(now); g = d.oldest() {
+		d.closeGroup(g)
 	}
 }
 
 // closeGroup shows how many other ranks have printed a line.
-func (d *Display) closeGroup(key string) {
-	g := d.groups[key]
-	delete(d.groups, key)
-	d.order = slices.DeleteFunc(d.order, func(k string) bool { return k == key })
+func (d *Display) closeGroup(g *lineGroup) {
+	d.order.Remove(d.groups[g.key])
+	delete(d.groups, g.key)
 	if more := len(g.ranks) - 1; more > 0 {
 		delete(g.ranks, g.first)
 		note := "[and 1 more rank]"
