@@ -13,6 +13,7 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/wire"
+	"troupe/nodes/capture"
 	"troupe/nodes/folders"
 	"troupe/nodes/proctree"
 	"troupe/nodes/protocol"
@@ -39,7 +40,7 @@ type Agent struct {
 	spawner     *spawner
 	treeKiller  *proctree.Killer
 	uploader    *logUploader
-	pipes       *pipePoller
+	pipes       *capture.Poller
 	feeds       *outputFeeds
 	cgroups     proctree.Cgroups
 	kernel      *kernelLog
@@ -100,10 +101,10 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 		return err
 	}
 	a.folders = folders.NewCache(a.cfg.Bus, filepath.Join(a.cfg.Dir, foldersDir))
-	if a.pipes, err = newPipePoller(); err != nil {
+	if a.pipes, err = capture.NewPoller(); err != nil {
 		return bus.Errorf(bus.CodeUnavailable, "watch the output of workers: %w", err)
 	}
-	defer a.pipes.close()
+	defer a.pipes.Close()
 	a.spawner, a.treeKiller, a.uploader = newSpawner(), proctree.NewKiller(), newLogUploader(a.cfg.Bus)
 	a.feeds, a.forkServers = newOutputFeeds(a.cfg.Bus), newForkServers(a, a.cfg.ForkIdle)
 	defer a.uploader.close()

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/nodes/capture"
 	"troupe/nodes/proctree"
 )
 
@@ -30,6 +31,7 @@ const (
 	forkServersMost = 8                // of one agent
 	forkTimeout     = 20 * time.Second // for one fork
 	warmTimeout     = 2 * time.Minute  // for the imports of a fork server
+	warmOutput      = 2 * time.Second  // for the last lines that the imports print
 	unfitFor        = time.Minute      // how long a program whose fork server failed is started without one
 	knownMost       = 256              // programs that are remembered
 	environmentRoom = 4 << 10          // bytes for a worker's own variables in the memory that /proc/PID/environ shows
@@ -214,8 +216,8 @@ func (f *forkServers) run(s *forkServer, w *worker, p processSpec, env []string)
 	close(s.startedCh)
 	if err == nil {
 		err = s.load(w.launch.Program)
-		ctx, cancel := context.WithTimeout(context.Background(), drainTimeout)
-		_ = out.flush(ctx) // best effort: the lines come before those of the worker
+		ctx, cancel := context.WithTimeout(context.Background(), warmOutput)
+		_ = out.Flush(ctx) // best effort: the lines come before those of the worker
 		cancel()
 		if err != nil {
 			s.kill()
@@ -249,7 +251,7 @@ func (f *forkServers) run(s *forkServer, w *worker, p processSpec, env []string)
 }
 
 // start starts the process.
-func (f *forkServers) start(s *forkServer, w *worker, p processSpec, env []string) (*outputCapture, error) {
+func (f *forkServers) start(s *forkServer, w *worker, p processSpec, env []string) (*capture.Capture, error) {
 	switch program := w.launch.Program; {
 	case program.Folder != "":
 		if _, err := f.agent.folders.Acquire(program.Folder); err != nil {
@@ -268,39 +270,42 @@ func (f *forkServers) start(s *forkServer, w *worker, p processSpec, env []strin
 		return nil, err
 	}
 	defer func() { _ = theirs.Close() }()
-	out, err := newCapture(f.agent.pipes, func(stream OutputStream, lines []string) {
-		if !closed(s.readyCh) && !closed(w.endedCh) {
-			w.addLines(stream, lines)
-		}
-	}, s.rawOf(w), func() {})
+	out, err := capture.New(f.agent.pipes, s.sink(w, Stdout), s.sink(w, Stderr), func() {})
 	if err != nil {
 		_ = conn.Close()
 		return nil, err
 	}
 	p.argv = append(slices.Clone(p.argv), ForkServerArg)
 	p.env = append(slices.Clone(env), proctree.MarkerEnv+"="+s.marker, "TROUPE_FORK_ROOM="+strings.Repeat("x", environmentRoom))
-	p.stdout, p.stderr, p.control, p.cgroup = out.stdout, out.stderr, theirs, -1
+	p.stdout, p.stderr, p.control, p.cgroup = out.Stdout, out.Stderr, theirs, -1
 	child, err := f.agent.spawner.start(p)
-	out.closeWriteEnds()
+	out.CloseWriteEnds()
 	if err != nil {
 		_ = conn.Close()
-		out.close()
+		out.Close()
 		return nil, err
 	}
 	s.process, s.conn = child, conn
 	return out, nil
 }
 
-// rawOf passes the output as it is to a driver that wants it so.
-func (s *forkServer) rawOf(w *worker) func(OutputStream, []byte) {
-	if w.feed == nil || w.feed.mode != OutputRaw {
-		return nil
-	}
-	return func(stream OutputStream, p []byte) {
-		if !closed(s.readyCh) && !closed(w.endedCh) {
-			w.addRaw(stream, p)
+// sink takes what the imports print as output of the worker that waits for them.
+func (s *forkServer) sink(w *worker, stream OutputStream) capture.Sink {
+	of := w.sink(stream)
+	waits := func() bool { return !closed(s.readyCh) && !closed(w.endedCh) }
+	sink := capture.Sink{Lines: func(lines []string) {
+		if waits() {
+			of.Lines(lines)
+		}
+	}}
+	if of.Raw != nil {
+		sink.Raw = func(p []byte) {
+			if waits() {
+				of.Raw(p)
+			}
 		}
 	}
+	return sink
 }
 
 // load has the modules imported.
@@ -331,7 +336,7 @@ func (s *forkServer) load(program Program) error {
 }
 
 // supervise waits for the end of the process, and kills what its imports have started.
-func (f *forkServers) supervise(s *forkServer, out *outputCapture) {
+func (f *forkServers) supervise(s *forkServer, out *capture.Capture) {
 	_, err := s.process.await()
 	if err != nil {
 		f.agent.cfg.Logger.Error("nodes: waiting for a fork server failed", "pid", s.process.pid, "error", err)
@@ -350,7 +355,7 @@ func (f *forkServers) supervise(s *forkServer, out *outputCapture) {
 	s.process.reap()
 	s.reaped = true
 	s.mu.Unlock()
-	out.close()
+	out.Close()
 }
 
 // kill kills the process. Its workers continue.

@@ -106,6 +106,15 @@ func wake(ch chan struct{}) {
 	}
 }
 
+func closed(ch chan struct{}) bool {
+	select {
+	case <-ch:
+		return true
+	default:
+		return false
+	}
+}
+
 // reporterRun is the state of one Run, whose goroutine owns it.
 type reporterRun struct {
 	Config

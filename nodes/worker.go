@@ -16,6 +16,7 @@ import (
 
 	"troupe/bus"
 	"troupe/gpu"
+	"troupe/nodes/capture"
 	"troupe/nodes/proctree"
 	"troupe/nodes/protocol"
 )
@@ -63,7 +64,7 @@ type worker struct {
 	mu             sync.Mutex
 	process        process // set before startedCh is closed, unless err is
 	since          time.Time
-	out            *outputCapture
+	out            *capture.Capture
 	err            *bus.Error // why it was not started
 	exit           *Exit
 	survivors      []int // processes that survive SIGKILL
@@ -124,19 +125,15 @@ func (w *worker) spawn() error {
 	w.outMu.Lock()
 	w.feed = feed
 	w.outMu.Unlock()
-	var raw func(OutputStream, []byte)
-	if feed != nil && feed.mode == OutputRaw {
-		raw = w.addRaw
-	}
-	out, err := newCapture(w.node.agent.pipes, w.addLines, raw, w.flushLog)
+	out, err := capture.New(w.node.agent.pipes, w.sink(Stdout), w.sink(Stderr), w.flushLog)
 	if err != nil {
 		return bus.Errorf(bus.CodeUnavailable, "worker %s: make a pipe for its output: %w", w.ID, err)
 	}
-	p.stdout, p.stderr = out.stdout, out.stderr
+	p.stdout, p.stderr = out.Stdout, out.Stderr
 	child, err := w.startInCgroup(p)
-	out.closeWriteEnds()
+	out.CloseWriteEnds()
 	if err != nil {
-		out.close()
+		out.Close()
 		if errors.Is(err, errStopped) {
 			return bus.Errorf(bus.CodeCancelled, "worker %s was stopped before it was started", w.ID)
 		}
@@ -297,6 +294,15 @@ func (w *worker) writeAssignment() (string, error) {
 	return path, WritePrivate(path, data)
 }
 
+// sink takes what the worker prints on a stream.
+func (w *worker) sink(stream OutputStream) capture.Sink {
+	s := capture.Sink{Lines: func(lines []string) { w.addLines(stream, lines) }}
+	if w.feed != nil && w.feed.mode == OutputRaw {
+		s.Raw = func(p []byte) { w.addRaw(stream, p) }
+	}
+	return s
+}
+
 // addLines receives lines of output, from the goroutine of their pipe.
 func (w *worker) addLines(stream OutputStream, texts []string) {
 	w.outMu.Lock()
@@ -389,18 +395,18 @@ func (w *worker) flush(ctx context.Context) error {
 	if out == nil {
 		return nil
 	}
-	return out.flush(ctx)
+	return out.Flush(ctx)
 }
 
 // supervise waits for the exit of the process, publishes it at once, and then kills the rest of its tree.
-func (w *worker) supervise(child process, out *outputCapture) {
+func (w *worker) supervise(child process, out *capture.Capture) {
 	end, err := child.await()
 	if err != nil {
 		w.node.agent.cfg.Logger.Error("nodes: waiting for a worker process failed", "worker", w.ID.String(), "pid", child.pid, "error", err)
 		end = exitStatus{code: -1}
 	}
 	close(w.exitingCh)
-	out.processExited()
+	out.ProcessExited()
 	w.ended(child, end)
 	child.signalGroup(syscall.SIGKILL)
 	left := w.node.agent.treeKiller.Kill(w.marker, child.pid, w.cgroup)
@@ -412,7 +418,7 @@ func (w *worker) supervise(child process, out *outputCapture) {
 	}
 	child.reap()
 	proctree.RemoveCgroup(w.cgroup)
-	out.close()
+	out.Close()
 	w.outMu.Lock()
 	w.log.close()
 	w.outMu.Unlock()

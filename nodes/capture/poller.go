@@ -1,4 +1,4 @@
-package nodes
+package capture
 
 import (
 	"errors"
@@ -9,9 +9,9 @@ import (
 	"troupe/bus"
 )
 
-// pipePoller announces that pipes can be read, each once until it is armed again. The runtime's own poller would wake the
-// agent at every write of every worker, also while their readers rest to collect more.
-type pipePoller struct {
+// Poller announces that pipes can be read, each once until it is armed again. The runtime's own poller would wake this process at every
+// write of every other one, also while their readers rest to collect more.
+type Poller struct {
 	epoll *os.File
 	group sync.WaitGroup
 
@@ -20,7 +20,8 @@ type pipePoller struct {
 	readers map[int32]*pipeReader // by descriptor
 }
 
-func newPipePoller() (*pipePoller, error) {
+// NewPoller starts a poller, which runs until Close.
+func NewPoller() (*Poller, error) {
 	fd, err := syscall.EpollCreate1(syscall.EPOLL_CLOEXEC)
 	if err != nil {
 		return nil, os.NewSyscallError("epoll_create1", err)
@@ -29,13 +30,13 @@ func newPipePoller() (*pipePoller, error) {
 		_ = syscall.Close(fd)
 		return nil, os.NewSyscallError("fcntl", err)
 	}
-	p := &pipePoller{epoll: os.NewFile(uintptr(fd), "epoll"), readers: map[int32]*pipeReader{}}
+	p := &Poller{epoll: os.NewFile(uintptr(fd), "epoll"), readers: map[int32]*pipeReader{}}
 	p.group.Go(bus.Guard(p.run))
 	return p, nil
 }
 
-// run wakes the readers of pipes until close.
-func (p *pipePoller) run() {
+// run wakes the readers of pipes until Close.
+func (p *Poller) run() {
 	raw, err := p.epoll.SyscallConn()
 	if err != nil {
 		return // closed
@@ -55,7 +56,7 @@ func (p *pipePoller) run() {
 	})
 }
 
-func (p *pipePoller) announce(events []syscall.EpollEvent) {
+func (p *Poller) announce(events []syscall.EpollEvent) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, e := range events {
@@ -66,7 +67,7 @@ func (p *pipePoller) announce(events []syscall.EpollEvent) {
 }
 
 // add registers a reader; arm must be called before its pipe is announced.
-func (p *pipePoller) add(r *pipeReader) error {
+func (p *Poller) add(r *pipeReader) error {
 	p.mu.Lock()
 	p.readers[int32(r.fd)] = r
 	p.mu.Unlock()
@@ -78,11 +79,11 @@ func (p *pipePoller) add(r *pipeReader) error {
 }
 
 // arm announces the pipe once: now if it can be read, or as soon as it can.
-func (p *pipePoller) arm(r *pipeReader) error {
+func (p *Poller) arm(r *pipeReader) error {
 	return p.control(syscall.EPOLL_CTL_MOD, r.fd, syscall.EPOLLIN)
 }
 
-func (p *pipePoller) control(op, fd int, events uint32) error {
+func (p *Poller) control(op, fd int, events uint32) error {
 	raw, err := p.epoll.SyscallConn()
 	if err != nil {
 		return err
@@ -95,14 +96,14 @@ func (p *pipePoller) control(op, fd int, events uint32) error {
 }
 
 // remove forgets a reader, before its pipe is closed.
-func (p *pipePoller) remove(r *pipeReader) {
+func (p *Poller) remove(r *pipeReader) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.readers, int32(r.fd))
 }
 
-// close ends the announcements. Readers must have ended.
-func (p *pipePoller) close() {
+// Close ends the announcements. Captures must have ended.
+func (p *Poller) Close() {
 	_ = p.epoll.Close()
 	p.group.Wait()
 }

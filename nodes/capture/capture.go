@@ -1,4 +1,4 @@
-package nodes
+package capture
 
 import (
 	"context"
@@ -12,16 +12,22 @@ import (
 )
 
 const (
-	pipeSize     = 256 << 10              // bytes that a worker may print before it blocks on its agent
-	readPause    = 100 * time.Millisecond // between two reads of a worker that prints all the time, so that one read gets many lines
+	pipeSize     = 256 << 10              // bytes that a process may print before it blocks
+	readPause    = 100 * time.Millisecond // between two reads of a process that prints all the time, so that one read gets many lines
 	drainMost    = 8 << 20                // bytes read from a pipe that a process of the tree keeps filling
 	drainTimeout = 2 * time.Second        // how long an exit waits for the last lines on an overloaded machine
 )
 
-// outputCapture reads the output of a worker. End of file on a pipe is no sign of exit: a forked process may keep the pipe
-// open, or close it early.
-type outputCapture struct {
-	stdout, stderr *os.File // write ends, for the worker
+// Sink takes what a process prints on one of its streams, from one goroutine.
+type Sink struct {
+	Lines func([]string) // the lines of one read
+	Raw   func([]byte)   // all bytes of one read; nil: not wanted. It may block, and must not keep them
+}
+
+// Capture reads the output of a process. End of file on a pipe is no sign of exit: a forked process may keep the pipe open, or
+// close it early.
+type Capture struct {
+	Stdout, Stderr *os.File // write ends, for the process
 	readers        []*pipeReader
 	group          sync.WaitGroup
 }
@@ -29,40 +35,33 @@ type outputCapture struct {
 // pipeReader reads one pipe; its goroutine owns all fields but the channels.
 type pipeReader struct {
 	fd        int // does not block
-	poller    *pipePoller
+	poller    *Poller
 	splitter  splitter
-	emit      func([]string)
-	raw       func([]byte) // nil: not wanted. It may block, and must not keep the bytes
-	pause     func()
+	sink      Sink
+	read      func()
 	readAt    time.Time          // of the last read
 	readyCh   chan struct{}      // holds one: the pipe can be read
 	wakeCh    chan struct{}      // holds one: the rest between two reads is over
-	exitedCh  chan struct{}      // closed by processExited
-	closedCh  chan struct{}      // closed by close
+	exitedCh  chan struct{}      // closed by ProcessExited
+	closedCh  chan struct{}      // closed by Close
 	drainedCh chan struct{}      // closed when the bytes that were in the pipe at the exit have been read
 	flushCh   chan chan struct{} // holds one: a channel to close when the bytes now in the pipe have been read
 }
 
-// newCapture makes the pipes and starts reading. One goroutine per pipe calls sink with the lines of each read, raw, if it is
-// set, with all bytes, and pause after each read.
-func newCapture(poller *pipePoller, sink func(OutputStream, []string), raw func(OutputStream, []byte), pause func()) (*outputCapture, error) {
-	c := &outputCapture{}
-	for _, s := range []OutputStream{Stdout, Stderr} {
+// New makes the pipes and starts reading. One goroutine per pipe calls its sink, and read after each read.
+func New(poller *Poller, stdout, stderr Sink, read func()) (*Capture, error) {
+	c := &Capture{}
+	for _, s := range []struct {
+		sink Sink
+		end  **os.File
+	}{{stdout, &c.Stdout}, {stderr, &c.Stderr}} {
 		r, w, err := newPipeReader(poller)
 		if err != nil {
-			c.closeWriteEnds()
-			c.close()
+			c.CloseWriteEnds()
+			c.Close()
 			return nil, err
 		}
-		if s == Stdout {
-			c.stdout = w
-		} else {
-			c.stderr = w
-		}
-		r.emit, r.pause = func(lines []string) { sink(s, lines) }, pause
-		if raw != nil {
-			r.raw = func(p []byte) { raw(s, p) }
-		}
+		*s.end, r.sink, r.read = w, s.sink, read
 		c.readers = append(c.readers, r)
 		c.group.Go(bus.Guard(r.run))
 	}
@@ -70,7 +69,7 @@ func newCapture(poller *pipePoller, sink func(OutputStream, []string), raw func(
 }
 
 // newPipeReader makes a pipe. Its write end blocks, as programs expect of their output.
-func newPipeReader(poller *pipePoller) (*pipeReader, *os.File, error) {
+func newPipeReader(poller *Poller) (*pipeReader, *os.File, error) {
 	var fds [2]int
 	if err := syscall.Pipe2(fds[:], syscall.O_CLOEXEC); err != nil {
 		return nil, nil, os.NewSyscallError("pipe2", err)
@@ -93,17 +92,17 @@ func newPipeReader(poller *pipePoller) (*pipeReader, *os.File, error) {
 	return r, w, nil
 }
 
-// closeWriteEnds closes the agent's copies of the write ends, after the fork.
-func (c *outputCapture) closeWriteEnds() {
-	for _, w := range []*os.File{c.stdout, c.stderr} {
+// CloseWriteEnds closes this process's copies of the write ends, after the fork.
+func (c *Capture) CloseWriteEnds() {
+	for _, w := range []*os.File{c.Stdout, c.Stderr} {
 		if w != nil {
 			_ = w.Close()
 		}
 	}
 }
 
-// processExited reads what the worker had printed before its exit, and returns when sink has got it.
-func (c *outputCapture) processExited() {
+// ProcessExited reads what the process had printed before its exit, and returns when the sinks have it.
+func (c *Capture) ProcessExited() {
 	late := time.After(drainTimeout)
 	for _, r := range c.readers {
 		close(r.exitedCh)
@@ -118,8 +117,8 @@ func (c *outputCapture) processExited() {
 	}
 }
 
-// close reads the rest and ends the reading, even if another process has the write end open.
-func (c *outputCapture) close() {
+// Close reads the rest and ends the reading, even if another process has the write end open.
+func (c *Capture) Close() {
 	for _, r := range c.readers {
 		close(r.closedCh)
 		wake(r.wakeCh)
@@ -127,8 +126,8 @@ func (c *outputCapture) close() {
 	c.group.Wait()
 }
 
-// flush returns when sink has got all that the worker has printed so far, or ctx has ended.
-func (c *outputCapture) flush(ctx context.Context) error {
+// Flush returns when the sinks have all that the process has printed so far, or ctx has ended.
+func (c *Capture) Flush(ctx context.Context) error {
 	for _, r := range c.readers {
 		doneCh := make(chan struct{})
 		select {
@@ -149,14 +148,14 @@ func (c *outputCapture) flush(ctx context.Context) error {
 	return nil
 }
 
-// run reads until close.
+// run reads until Close.
 func (r *pipeReader) run() {
 	defer r.closePipe()
 	buf := make([]byte, 32<<10)
 	exitedCh, drained, open := r.exitedCh, false, true
 	for {
 		if open {
-			open = r.poller.arm(r) == nil // fails only if the agent ends
+			open = r.poller.arm(r) == nil // fails only if the poller is closed
 		}
 		var doneCh chan struct{}
 		var exited, ended bool
@@ -174,7 +173,7 @@ func (r *pipeReader) run() {
 		}
 		if exited || ended || !open {
 			r.emitLines(r.splitter.rest()) // the end of the line never comes
-			r.pause()
+			r.read()
 		}
 		if doneCh != nil {
 			close(doneCh)
@@ -189,7 +188,7 @@ func (r *pipeReader) run() {
 	}
 }
 
-// readSome reads what is in the pipe, and then waits a moment if the worker prints all the time and its pipe does not fill up,
+// readSome reads what is in the pipe, and then waits a moment if the process prints all the time and its pipe does not fill up,
 // so that the next read gets many lines.
 func (r *pipeReader) readSome(buf []byte) (open bool) {
 	taken, open := r.drain(buf, pipeSize)
@@ -208,7 +207,7 @@ func (r *pipeReader) readSome(buf []byte) (open bool) {
 	return open
 }
 
-// closePipe gives the worker's processes that still print a broken pipe.
+// closePipe gives processes that still print a broken pipe.
 func (r *pipeReader) closePipe() {
 	r.poller.remove(r)
 	_ = syscall.Close(r.fd)
@@ -216,7 +215,7 @@ func (r *pipeReader) closePipe() {
 
 // drain reads what is in the pipe now, about most bytes at most. It returns their number, and whether the pipe is open.
 func (r *pipeReader) drain(buf []byte, most int) (taken int, open bool) {
-	defer r.pause()
+	defer r.read()
 	for taken < most {
 		n, err := syscall.Read(r.fd, buf)
 		if errors.Is(err, syscall.EINTR) {
@@ -225,8 +224,8 @@ func (r *pipeReader) drain(buf []byte, most int) (taken int, open bool) {
 		if n <= 0 {
 			return taken, errors.Is(err, syscall.EAGAIN)
 		}
-		if r.raw != nil {
-			r.raw(buf[:n])
+		if r.sink.Raw != nil {
+			r.sink.Raw(buf[:n])
 		}
 		r.emitLines(r.splitter.split(buf[:n]))
 		if taken += n; n < len(buf) {
@@ -238,15 +237,14 @@ func (r *pipeReader) drain(buf []byte, most int) (taken int, open bool) {
 
 func (r *pipeReader) emitLines(lines []string) {
 	if len(lines) > 0 {
-		r.emit(lines)
+		r.sink.Lines(lines)
 	}
 }
 
-func closed(ch chan struct{}) bool {
+// wake wakes the receiver of a channel that holds one.
+func wake(ch chan struct{}) {
 	select {
-	case <-ch:
-		return true
+	case ch <- struct{}{}:
 	default:
-		return false
 	}
 }
