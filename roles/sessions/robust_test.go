@@ -4,12 +4,17 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"os"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"troupe/bus"
 	"troupe/dispatch"
+	"troupe/roles"
+	"troupe/roles/registry"
 )
 
 // fails makes a request that is refused, and returns the error.
@@ -134,4 +139,29 @@ func TestAHandleThatCameAndWent(t *testing.T) {
 	require.Contains(t, first.info("a1"), "role")
 	first.ask("handle_dropped", "a1", first.name)
 	eventually(t, "the actor ends with its last handle", func() bool { return first.ask("actor_state", "a1") == "DEAD" })
+}
+
+// A role that an earlier service has begun to start and has not stored is not the role of an actor with the same id: that request is
+// repeated, and gets a process of its own; the other process ends.
+func TestARoleThatWasNotStoredIsNotUsed(t *testing.T) {
+	t.Parallel()
+	h := startHead(t)
+	earlier, err := roles.Open(t.Context(), roles.Config{BusConfig: bus.Config{InProcess: h.server}, Namespace: "ray", Name: "earlier"})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = earlier.Close(context.Background()) }) // the head may be gone
+	_, err = earlier.Create(t.Context(), roles.Spec{Name: "actor-a1", Class: "ray", World: 1, Detached: true, Process: &roles.Process{Command: []string{os.Args[0]}}})
+	require.NoError(t, err)
+
+	h.serve()
+	d := h.driver("driver")
+	require.Empty(t, d.create("a1", "name", nil))
+	role := d.info("a1")["role"].(string)
+	require.NotEqual(t, "actor-a1", role)
+	require.Contains(t, role, "actor-a1-")
+	require.NotEmpty(t, d.pid(role))
+	eventually(t, "the other process ends", func() bool {
+		all, err := earlier.Roles(t.Context())
+		require.NoError(t, err)
+		return !slices.ContainsFunc(all, func(r registry.RoleRecord) bool { return r.Name == "actor-a1" })
+	})
 }
