@@ -14,6 +14,10 @@ import (
 // recorded, and at most so many parts without an answer: the workers record their runs anyway.
 const maxParts = 16
 
+// minPart is how long a part without an error takes at least that is recorded: of a shorter one, the run of its worker shows as much, and
+// parts are more than a third of the cost of recording a call.
+const minPart = int64(time.Millisecond)
+
 // recording is what the flight recorder needs of one call beside its Gather. Nil: the call is not recorded.
 type recording struct {
 	scope recorder.Scope // where the call was made
@@ -94,12 +98,16 @@ func (g *Gather) addRecord(kind recorder.Kind, rank int, end int64, failed bool)
 	recorder.ExportRecord(rec)
 }
 
-// recordPart records the answer of one rank. It is called without the lock.
+// recordPart records the answer of one rank, if it took long, has an error or is exported. It is called without the lock.
 func (g *Gather) recordPart(rank int, err error, last bool) {
 	if g.recording == nil || len(g.slots) == 1 || len(g.slots) > maxParts && !last {
 		return
 	}
-	g.addRecord(recorder.Part, rank, recorder.Now(), err != nil)
+	now := recorder.Now()
+	if err == nil && now-recorder.At(g.sentAt) < minPart && g.recording.trace.IsZero() {
+		return
+	}
+	g.addRecord(recorder.Part, rank, now, err != nil)
 }
 
 // recordOver records the call, of which good ranks have answered without an error, and the parts that have no answer.
