@@ -32,11 +32,8 @@ func (w *Worker) answerLocked(c *call, body []byte, err error, now time.Time) {
 	h := wire.Header{Rank: w.spec.Rank, Gen: w.spec.Gen}
 	if c.started != 0 {
 		h.Queued, h.Ran = c.started.sub(c.arrived), instantOf(now).sub(c.started)
-		if !c.binding.controlVerb {
-			name := w.stats.add(c.header.Method, h.Ran, err != nil)
-			w.recordRun(c, name, recorder.At(now), err != nil)
-		}
 	}
+	failed := err != nil
 	c.caller.lastSeen = now
 	if w.cause != nil && bus.CodeOf(err) == bus.CodeCancelled { // the calls were cancelled because the worker ends
 		err = w.cause
@@ -73,6 +70,9 @@ func (w *Worker) answerLocked(c *call, body []byte, err error, now time.Time) {
 	}
 	if !held && err == nil {
 		c.free(body)
+	}
+	if c.started != 0 && !c.binding.controlVerb { // after the answer was sent: the caller does not wait for it
+		w.recordRun(c, w.stats.add(c.header.Method, h.Ran, failed), recorder.At(now), failed)
 	}
 	c.phase = answered
 	w.keepAnswer(c)
