@@ -145,8 +145,11 @@ func (c *Client) Events(ctx context.Context, handle func(Event)) error {
 	if err != nil {
 		return bus.Errorf(bus.CodeClosed, "placement events: %w", err)
 	}
-	context.AfterFunc(ctx, bus.Guard(func() {
-		_ = sub.Unsubscribe() // fails only if the connection is closed
-	}))
-	return c.b.Flush(ctx) // the server has the subscription
+	stop := func() { _ = sub.Unsubscribe() } // fails only if the connection is closed
+	if err := c.b.Flush(ctx); err != nil {
+		stop()
+		return bus.Errorf(bus.CodeUnavailable, "subscribe to placement events: %w", err)
+	}
+	context.AfterFunc(ctx, bus.Guard(stop))
+	return nil
 }
