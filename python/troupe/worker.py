@@ -429,9 +429,9 @@ def main() -> int:
 
 
 def _buffer_lines() -> None:
-    """Makes stdout line-buffered, as on a terminal. Unbuffered, as the environment has it for programs that are no workers, each print is
-    two writes, and the lines of processes that share the pipe mix."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
+    """Makes an unbuffered stdout line-buffered, as on a terminal. PYTHONUNBUFFERED, which the agent sets for all programs, makes two writes of
+    each print, between which processes that share the pipe may write. Another setting of the user stays."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.write_through:
         sys.stdout.reconfigure(line_buffering=True, write_through=False)
 
 
