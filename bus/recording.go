@@ -14,7 +14,7 @@ import (
 // recorded, and at most so many parts without an answer: the workers record their runs anyway.
 const maxParts = 16
 
-// minPart is how long a part without an error takes at least that is recorded: of a shorter one, the run of its worker shows as much, and
+// minPart is the shortest time of a part without an error that is recorded. The run of its worker shows as much of a shorter one, and
 // parts are more than a third of the cost of recording a call.
 const minPart = int64(time.Millisecond)
 

@@ -157,8 +157,8 @@ func (f *outputFeed) count(workers int) {
 	f.workers += workers
 }
 
-// lineRate is the lines a second that one worker may send for long. A driver shows fewer than many workers print, so that
-// the machine would send, and the driver decode, most of them for nothing.
+// lineRate is the lines a second that one worker may send for long. The driver shows 500 a second of all workers together: what many
+// workers print beyond their shares would be sent and decoded for nothing.
 func (f *outputFeed) lineRate() float64 {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -99,6 +99,7 @@ func ended(ctx context.Context, err error) error {
 	return err
 }
 
+// wake wakes the receiver of a channel that holds one.
 func wake(ch chan struct{}) {
 	select {
 	case ch <- struct{}{}:
@@ -106,6 +107,7 @@ func wake(ch chan struct{}) {
 	}
 }
 
+// closed reports whether ch is closed; nothing is sent on it.
 func closed(ch chan struct{}) bool {
 	select {
 	case <-ch:

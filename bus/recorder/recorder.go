@@ -15,7 +15,7 @@ const (
 	defaultSize = 8192
 	maxSize     = 1 << 20
 	shards      = 8
-	callsFactor = 4 // how many more records a shard of calls has: each processor writes to one alone
+	callsFactor = 4 // size of a shard of calls, in shards of rare records: a processor alone fills one of them, not all eight
 )
 
 // Recorder is two rings of records, each in a few shards. Calls, parts and runs are frequent: their ring has entries without pointers. All

@@ -38,7 +38,7 @@ type pipeReader struct {
 	poller    *Poller
 	splitter  splitter
 	sink      Sink
-	read      func()
+	afterRead func()
 	readAt    time.Time          // of the last read
 	readyCh   chan struct{}      // holds one: the pipe can be read
 	wakeCh    chan struct{}      // holds one: the rest between two reads is over
@@ -48,8 +48,8 @@ type pipeReader struct {
 	flushCh   chan chan struct{} // holds one: a channel to close when the bytes now in the pipe have been read
 }
 
-// New makes the pipes and starts reading. One goroutine per pipe calls its sink, and read after each read.
-func New(poller *Poller, stdout, stderr Sink, read func()) (*Capture, error) {
+// New makes the pipes and starts reading. One goroutine per pipe calls its sink with what it reads, and then afterRead.
+func New(poller *Poller, stdout, stderr Sink, afterRead func()) (*Capture, error) {
 	c := &Capture{}
 	for _, s := range []struct {
 		sink Sink
@@ -61,7 +61,7 @@ func New(poller *Poller, stdout, stderr Sink, read func()) (*Capture, error) {
 			c.Close()
 			return nil, err
 		}
-		*s.end, r.sink, r.read = w, s.sink, read
+		*s.end, r.sink, r.afterRead = w, s.sink, afterRead
 		c.readers = append(c.readers, r)
 		c.group.Go(bus.Guard(r.run))
 	}
@@ -173,7 +173,7 @@ func (r *pipeReader) run() {
 		}
 		if exited || ended || !open {
 			r.emitLines(r.splitter.rest()) // the end of the line never comes
-			r.read()
+			r.afterRead()
 		}
 		if doneCh != nil {
 			close(doneCh)
@@ -215,7 +215,7 @@ func (r *pipeReader) closePipe() {
 
 // drain reads what is in the pipe now, about most bytes at most. It returns their number, and whether the pipe is open.
 func (r *pipeReader) drain(buf []byte, most int) (taken int, open bool) {
-	defer r.read()
+	defer r.afterRead()
 	for taken < most {
 		n, err := syscall.Read(r.fd, buf)
 		if errors.Is(err, syscall.EINTR) {
