@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"maps"
+	"strconv"
 	"strings"
 	"time"
 
@@ -53,7 +54,7 @@ func (s *service) plan(jobID string, env wire.Raw, at scheduler.Allocation, devi
 		return nil, bus.Errorf(bus.CodeNotFound, "the job %s has ended", jobID)
 	}
 	p.job = &j.spec // never changed
-	p.variables = variables(p.job, p.env, devices, assigned["kind"] == "task")
+	p.variables = variables(p.job, p.env, devices)
 	p.fields = map[string]any{"devices": devices, "node_id": at.NodeID, "node_ip": address, "env": orNil(env)}
 	maps.Copy(p.fields, assigned)
 	return p, nil
@@ -86,29 +87,22 @@ func (s *service) createRole(name string, plans ...*processPlan) (*roles.Cluster
 	})
 }
 
-// variables is the environment of a process.
-func variables(job *jobSpec, e environment, devices map[string][]string, isTask bool) map[string]string {
+// variables is the environment of a process. Like Ray, it leaves the visible devices of a process without GPUs as the driver has them,
+// unless RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO is set.
+func variables(job *jobSpec, e environment, devices map[string][]string) map[string]string {
 	const visible = "CUDA_VISIBLE_DEVICES"
 	out := maps.Clone(job.Env)
 	if out == nil {
 		out = map[string]string{}
 	}
 	maps.Copy(out, e.Vars)
-	setDefault := func(value string) {
-		if _, set := out[visible]; !set {
-			out[visible] = value
-		}
+	if _, set := out[visible]; !set && job.VisibleDevices != nil {
+		out[visible] = *job.VisibleDevices
 	}
 	_, own := out["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"]
-	gpus := devices["GPU"]
-	switch {
-	case len(gpus) > 0 && !own:
+	overrideOnZero, _ := strconv.ParseBool(out["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"])
+	if gpus := devices["GPU"]; !own && (len(gpus) > 0 || overrideOnZero) {
 		out[visible] = strings.Join(gpus, ",")
-	case job.VisibleDevices != nil:
-		setDefault(*job.VisibleDevices)
-	}
-	if override, set := out["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"]; len(gpus) == 0 && !isTask && !(set && override == "0") {
-		setDefault("")
 	}
 	return out
 }

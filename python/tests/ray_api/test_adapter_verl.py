@@ -37,7 +37,7 @@ class Actor:
 
     @one_to_all
     def device(self):
-        return os.environ["RANK"], os.environ["CUDA_VISIBLE_DEVICES"]
+        return os.environ["RANK"], os.environ.get("CUDA_VISIBLE_DEVICES")
 
     @one_to_all
     def see(self, value):

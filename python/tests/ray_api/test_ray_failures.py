@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from ray_api.raytest import NAME, REAL, eventually, ray
+from ray_api.raytest import NAME, REAL, eventually, module, ray
 
 
 @ray.remote(num_cpus=0)
@@ -376,3 +376,83 @@ def test_a_second_driver_on_a_session_of_this_machine(session):
     actor = ray.get_actor("second", namespace="second")
     assert ray.get(actor.ping.remote()) == "pong"
     ray.kill(actor)
+
+
+@ray.remote(num_cpus=0)
+def failing(text):
+    raise ValueError(text)
+
+
+@ray.remote(num_cpus=0)
+class Failing:
+    def fail(self, text):
+        raise ValueError(text)
+
+    def ping(self):
+        return "pong"
+
+
+def test_errors_that_nobody_reads_are_reported(session, monkeypatch):
+    reported = []
+    monkeypatch.setattr(module("_private.worker"), "_unhandled_error_handler", lambda error: reported.append(str(error)))
+
+    def count(text):
+        return sum(text in r for r in reported)
+
+    actor = Failing.remote()
+    actor.fail.remote("dropped call")
+    failing.remote("dropped task")
+    eventually(lambda: count("dropped call") == 1 and count("dropped task") == 1, "both errors are reported")
+    ref = actor.fail.remote("read")
+    with pytest.raises(ValueError, match="read"):
+        ray.get(ref)
+    argument = failing.remote("argument")
+    with pytest.raises(ValueError, match="argument"):
+        ray.get(failing.remote(argument))
+    killed = Failing.remote()
+    ray.get(killed.ping.remote())
+    ray.kill(killed)
+    killed.ping.remote()
+    del ref, argument
+    actor.fail.remote("last")
+    eventually(lambda: count("last") == 1, "the last error is reported")
+    assert len(reported) == 3, reported
+
+
+@pytest.mark.skipif(REAL, reason="Ray may report the others of a failed get")
+def test_one_error_of_a_get_stands_for_all(session, monkeypatch):
+    reported = []
+    monkeypatch.setattr(module("_private.worker"), "_unhandled_error_handler", lambda error: reported.append(str(error)))
+    actors = [Failing.remote() for _ in range(3)]
+    with pytest.raises(ValueError):
+        ray.get([a.fail.remote("together") for a in actors])
+    ray.get([a.ping.remote() for a in actors])
+    actors[0].fail.remote("last")
+    eventually(lambda: any("last" in r for r in reported), "the last error is reported")
+    assert len(reported) == 1, reported
+
+
+def test_wrong_arguments_fail_before_the_call(session):
+    @ray.remote(num_cpus=0)
+    class Callee:
+        def method(self, a, /, b=1, *, c, **rest):
+            return a, b, c, rest
+
+        def any(self, *args):
+            return args
+
+    @ray.remote(num_cpus=0)
+    def calls(method, any, handle):
+        raised = []
+        for target in (method, handle.method):
+            assert ray.get(target.remote(1, c=2, d=3)) == (1, 1, 2, {"d": 3})
+            for args, kwargs in (((), {"c": 1}), ((1, 2, 3), {"c": 1}), ((1,), {})):
+                try:
+                    target.remote(*args, **kwargs)
+                except TypeError as error:
+                    raised.append(str(error))
+        assert tuple(ray.get(any.remote(1, 2, 3))) == (1, 2, 3)
+        return len(raised)
+
+    actor = Callee.remote()
+    assert ray.get(calls.remote(actor.method, actor.any, actor)) == 6

@@ -220,3 +220,20 @@ def test_bad_amounts(session):
 def test_gpus_of_a_driver(session):
     assert ray.get_gpu_ids() == []
     assert placement_group.get_current_placement_group() is None
+
+
+def test_visible_devices_without_devices(session):
+    @ray.remote(num_cpus=0)
+    def of_task():
+        return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+    def override(value):
+        return {"runtime_env": {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": value}}}
+
+    def seen(value):
+        worker = Worker.options(num_cpus=0, **override(value)).remote()
+        return ray.get(of_task.options(**override(value)).remote()), ray.get(worker.devices.remote())[1]
+
+    before = os.environ.get("CUDA_VISIBLE_DEVICES")
+    assert seen("0") == (before, before)
+    assert seen("1") == ("", "")

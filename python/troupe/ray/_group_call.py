@@ -36,7 +36,7 @@ def _pending(handles: Sequence[Any], name: str, group: str, calls: Sequence[tupl
         client = actor.client_of(handle._info.actor_id)
         key = _pieces.identity(args, kwargs)
         if key not in found:
-            client.check(handle._info.class_name, name, args, kwargs)
+            client.check(handle._info, name, args, kwargs)
             found[key] = (actor.split_arguments(args, kwargs, copy=False), [])
         (frame, contents, refs), positions = found[key]
         positions.append(i)

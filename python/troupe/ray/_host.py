@@ -97,7 +97,7 @@ def _filled(value: Any, entries: list[_objects.Entry]) -> Any:
     entry = entries[value.index]
     entry.load()
     if entry.kind == _objects.ERROR:
-        raise DependencyError(entry.body)
+        raise DependencyError(entry.error_frame())
     return _serialize.loads(entry.body)
 
 
@@ -525,6 +525,7 @@ def _wait(entries: list[_objects.Entry]) -> None:
 def _found(entry: _objects.Entry) -> list[Any]:
     ref, kept = entry.lend()
     if ref is None:
+        entry.handled()
         return [entry.kind, entry.body]
     return [_objects.SHARED if kept else _objects.LENT, ref]
 

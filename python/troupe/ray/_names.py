@@ -144,6 +144,10 @@ What there is, is what training frameworks use. Everything else raises `NotImple
 Resources of these programs are counted by their own control service: roles of Troupe's own API on the same head do not see them, and the
 other way round. Use a head of its own for each kind, or one of them without devices.
 
+Environment variables of Ray that have an effect: RAY_ADDRESS, RAY_TMPDIR, RAY_OVERRIDE_RESOURCES (pretended devices),
+RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES, RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO=1 (processes without GPUs see none; otherwise they see
+those of the driver) and RAY_IGNORE_UNHANDLED_ERRORS (an error of a call whose reference is dropped unread is otherwise logged).
+
 This page is made from the code: `python -m troupe.ray._names > docs/ray.md`.
 """
 

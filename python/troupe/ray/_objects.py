@@ -46,7 +46,7 @@ class Entry:
         self.body: Any = None  # the frame of the value or the exception; None if the core still holds it (value_ref or lent_ref)
         self.value_ref: Any = None  # a Troupe reference to [kind, frame], for a large value that the owner stores
         self.lent_ref: Any = None  # a Troupe reference to a large result stored by the worker that computed it; it may be lost with that worker
-        self.kept: Any = None  # keeps alive the references and handles in the frame
+        self.kept: Any = None  # keeps alive the references and handles in the frame; of a failed call: its UnreadError
         self.call: Any = None  # the pending call or task that produces this object
         self.fetching = False
 
@@ -54,6 +54,8 @@ class Entry:
         """Completes the entry and wakes its waiters. Only the first call has an effect; any thread may call it."""
         if self._done:
             return
+        if self.kept is _HANDLED and type(kept) is UnreadError:
+            kept.read = True
         self.kind, self.body = kind, frame
         self.kept = kept if kept is not None else _serialize.held(frame) if frame[2] or frame[3] else ()
         self.call = None
@@ -160,8 +162,56 @@ class Entry:
             self.load()
         value = _serialize.loads(self.body)
         if self.kind == ERROR:
+            self.handled()
             raise as_raised(value) from getattr(value, "cause", None)
         return value
+
+    def handled(self) -> None:
+        """Records that the program gets the error of this object, or that of another object it waited for in the same get, so that this one
+        is not reported when the entry is dropped."""
+        if not self._done:
+            self.kept = _HANDLED
+        elif type(self.kept) is UnreadError:
+            self.kept.read = True
+
+    def error_frame(self) -> list[Any]:
+        """Returns the frame of the error, which becomes the error of another object."""
+        self.handled()
+        frame: list[Any] = self.body
+        return frame
+
+
+_HANDLED = object()  # kept of an entry that is not done and whose error is not reported
+
+
+class UnreadError:
+    """The error of a call made by this process, kept by the entries of its results. It is reported when they are dropped before the
+    program got the error: nothing else would show it."""
+
+    __slots__ = ("frame", "read", "store")
+
+    def __init__(self, frame: list[Any]) -> None:
+        state = _state.current()
+        self.frame, self.store = frame, None if state is None else state.store
+        self.read = False
+
+    def __del__(self) -> None:
+        if not self.read and self.store is not None:
+            frame = self.frame
+            later(lambda: _report_unread(frame), self.store)
+
+
+def _report_unread(frame: list[Any]) -> None:
+    """Reports the exception of a method or task, or the end of its worker. Other errors, such as those of calls to an actor that was killed,
+    are often intended."""
+    error = _serialize.loads(frame)
+    cause = getattr(error, "cause", None)
+    if not isinstance(error, (exceptions.RayTaskError, exceptions.WorkerCrashedError)) or isinstance(cause, exceptions.TaskCancelledError):
+        return
+    if "RAY_IGNORE_UNHANDLED_ERRORS" not in os.environ:
+        from ._private import worker
+
+        worker._unhandled_error_handler(as_raised(error))
 
 
 def as_raised(error: Any) -> BaseException:
@@ -178,6 +228,13 @@ def _dump_error(error: BaseException) -> list[Any]:
     except Exception:
         frame, _ = _serialize.dumps(exceptions.RaySystemError(f"{type(error).__name__}: {error}"))
         return frame
+
+
+def fail(entries: Sequence[Entry], frame: list[Any]) -> None:
+    """Sets the results of a call that failed."""
+    unread = UnreadError(frame)
+    for entry in entries:
+        entry.set(ERROR, frame, unread)
 
 
 def cause_frame(cause: Any, actor_id: str | None = None) -> Any:
@@ -860,7 +917,12 @@ def _get_all(state: Any, refs: Sequence[ObjectRef], timeout: float | None) -> li
         for entry in missing:
             start_fetch(entry)
         _await_entries(state, entries, timeout)
-    return [e.value() for e in entries]
+    try:
+        return [e.value() for e in entries]
+    except BaseException:
+        for entry in entries:
+            entry.handled()
+        raise
 
 
 def _await_entries(state: Any, entries: list[Entry], timeout: float | None) -> None:

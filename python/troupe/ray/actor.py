@@ -85,6 +85,10 @@ class Metadata:
         return found
 
     @functools.cached_property
+    def parameters(self) -> dict[str, Any]:
+        return {name: _parameters_of(signature) for name, signature in self.signatures.items()}
+
+    @functools.cached_property
     def is_async(self) -> bool:
         return any(_is_async(f) for f in _methods(self.modified_class).values())
 
@@ -236,6 +240,7 @@ def _dependency(ref: ObjectRef) -> list[Any]:
         return [PENDING, ref._wire()]
     found, kept = entry.lend()
     if found is None:
+        entry.handled()
         return [entry.kind, entry.body]
     return [PENDING if kept else LENT, [*ref._wire(), found]]
 
@@ -287,7 +292,8 @@ def _create(metadata: Metadata, args: tuple[Any, ...], kwargs: dict[str, Any], o
     strategy = _options.strategy(options, parent)
     _options.check_fits(strategy, _options.demand(options, 1.0), metadata.modified_class.__qualname__)  # scheduling an actor needs one CPU by default
     actor_id = os.urandom(12).hex() + state.job_id
-    info = HandleInfo(actor_id, metadata.class_name, dict(metadata.methods), sorted(groups), metadata.modified_class.__module__, options.get("max_task_retries") or 0)
+    retries = options.get("max_task_retries") or 0
+    info = HandleInfo(actor_id, metadata.class_name, dict(metadata.methods), sorted(groups), metadata.modified_class.__module__, retries, metadata.parameters)
     env = _options.merged(state.runtime_env, _options.environment(options.get("runtime_env")))
     spec = {
         "job": state.job_id, "name": name, "namespace": namespace, "detached": detached, "get_if_exists": bool(options.get("get_if_exists")),
@@ -331,18 +337,34 @@ def _stillborn(client: Client, info: HandleInfo, why: str) -> ActorHandle:
 class HandleInfo:
     """The description of an actor that its handles carry."""
 
-    __slots__ = ("actor_id", "class_name", "groups", "methods", "module", "retries")
+    __slots__ = ("actor_id", "class_name", "groups", "methods", "module", "parameters", "retries")
 
-    def __init__(self, actor_id: str, class_name: str, methods: dict[str, Any], groups: list[str], module: str, retries: int) -> None:
+    def __init__(
+        self, actor_id: str, class_name: str, methods: dict[str, Any], groups: list[str], module: str, retries: int, parameters: dict[str, Any]
+    ) -> None:  # fmt: skip
         self.actor_id, self.class_name, self.methods, self.groups, self.module = actor_id, class_name, methods, groups, module
         self.retries = retries  # retries of a call whose method sets none; -1: unlimited
+        self.parameters = parameters  # of each method whose signature is known: name, kind, whether it has a default
 
     def to_wire(self) -> list[Any]:
-        return [self.actor_id, self.class_name, {k: list(v) for k, v in self.methods.items()}, self.groups, self.module, self.retries]
+        return [self.actor_id, self.class_name, {k: list(v) for k, v in self.methods.items()}, self.groups, self.module, self.retries, self.parameters]
 
     @classmethod
     def of_wire(cls, wire: list[Any]) -> HandleInfo:
-        return cls(wire[0], wire[1], {k: tuple(v) for k, v in wire[2].items()}, wire[3], wire[4], wire[5])
+        parameters = wire[6] if len(wire) > 6 else {}  # actors of an earlier version have none
+        return cls(wire[0], wire[1], {k: tuple(v) for k, v in wire[2].items()}, wire[3], wire[4], wire[5], parameters)
+
+    def signatures(self) -> dict[str, inspect.Signature]:
+        return {name: _signature_of(parameters) for name, parameters in self.parameters.items()}
+
+
+def _parameters_of(signature: inspect.Signature) -> list[list[Any]]:
+    return [[p.name, int(p.kind), p.default is not p.empty] for p in signature.parameters.values()]
+
+
+def _signature_of(parameters: list[list[Any]]) -> inspect.Signature:
+    empty = inspect.Parameter.empty
+    return inspect.Signature([inspect.Parameter(name, kind, default=None if default else empty) for name, kind, default in parameters])
 
 
 class Hold:
@@ -573,13 +595,11 @@ class Pending:
                 return entry
         return None
 
-    def fail(self, kind_frame: list[Any]) -> None:
-        for entry in self.entries:
-            entry.set(ERROR, kind_frame, ())
+    def fail(self, frame: list[Any]) -> None:
+        _objects.fail(self.entries, frame)
 
     def fail_with(self, error: BaseException) -> None:
-        for entry in self.entries:
-            entry.set_error(error)
+        self.fail(_objects._dump_error(error))
 
 
 class Client:
@@ -587,7 +607,7 @@ class Client:
 
     def __init__(self, actor_id: str) -> None:
         self.actor_id = actor_id
-        self.signatures: dict[str, Any] = {}
+        self.signatures: dict[str, Any] | None = None  # of the methods, when a call was made
         self._arity: dict[str, tuple[int, int]] = {}  # accepted numbers of positional arguments (min, max) when no keywords are given, by method
         self.creating: Any = None  # keeps the constructor's arguments alive until the actor has started
         self._lock = threading.RLock()
@@ -667,15 +687,15 @@ class Client:
             self._dead = _objects.cause_frame(cause, self.actor_id) if error is None and cause else _objects._dump_error(exceptions.ActorDiedError(None, None, self.actor_id))
         self.pump()
 
-    def check(self, title: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def check(self, info: HandleInfo, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raises TypeError for arguments that do not match the method's signature, if the signature is known."""
-        if not self.signatures:
-            return
+        if self.signatures is None:
+            self.signatures = info.signatures()
         arity = self._arity.get(name)
         if arity is None:
             arity = self._arity[name] = _arity(self.signatures.get(name))
         if kwargs or not arity[0] <= len(args) <= arity[1]:
-            check_arguments(self.signatures.get(name), f"{title}.{name}", args, kwargs)
+            check_arguments(self.signatures.get(name), f"{info.class_name}.{name}", args, kwargs)
 
     def submit(self, call: Pending) -> None:
         """Sends a call before returning, if no other call is ahead of it and the actor is reachable. Otherwise copies its arguments and
@@ -780,7 +800,7 @@ class Client:
     def _send(self, call: Pending) -> None:
         for ref in call.refs:
             if ref._entry._done and ref._entry.kind == ERROR:
-                call.fail(ref._entry.body)
+                call.fail(ref._entry.error_frame())
                 return
         with self._lock:
             handle = self.worker_for(call)
@@ -920,7 +940,7 @@ def call_actor(handle: ActorHandle, name: str, args: tuple[Any, ...], kwargs: di
     if group and group not in info.groups:
         raise ValueError(f"The concurrency group {group!r} is not defined for the actor {info.class_name}; there are {[g for g in info.groups if g]}")
     client = client_of(info.actor_id)
-    client.check(info.class_name, name, args, kwargs)
+    client.check(info, name, args, kwargs)
     frame, contents, refs = split_arguments(args, kwargs, copy=False)
     store = state.store
     task_id = store.task_id()

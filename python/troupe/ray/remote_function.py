@@ -126,12 +126,10 @@ class Task:
         self.shape = ""
 
     def fail(self, frame: list[Any]) -> None:
-        for entry in self.entries:
-            entry.set(ERROR, frame, ())
+        _objects.fail(self.entries, frame)
 
     def fail_with(self, error: BaseException) -> None:
-        for entry in self.entries:
-            entry.set_error(error)
+        self.fail(_objects._dump_error(error))
 
     def cancel(self, force: bool, recursive: bool) -> None:
         self.cancelled = True
@@ -173,7 +171,7 @@ class Submitter:
             if entry.kind == ERROR:
                 with self._lock:
                     self._blocked.discard(task)
-                task.fail(entry.body)
+                task.fail(entry.error_frame())
                 return
         with self._lock:
             if task not in self._blocked:

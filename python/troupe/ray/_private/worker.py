@@ -111,6 +111,11 @@ class Worker:
 global_worker = Worker()
 
 
+def _unhandled_error_handler(error: BaseException) -> None:
+    """Logs the error of a call or task whose last reference was dropped before the program got it. Programs may replace this function."""
+    logger.error("Unhandled error (suppress with 'RAY_IGNORE_UNHANDLED_ERRORS=1'): %s", error)
+
+
 def print_to_stdstream(data: dict[str, Any], ignore_prefix: bool = False) -> None:
     """Prints log lines of a worker unchanged. Troupe prints the output of workers without this function."""
     stream = sys.stderr if data.get("is_err") else sys.stdout
