@@ -124,7 +124,7 @@ func NewHost(ep *bus.Endpoint, cfg HostConfig) (*Host, error) {
 	h.runners.group.Go(bus.Guard(func() { newReceiver(h, h.controlCh).loop() }))
 	ep.OnAbsent(h.callerUnreachable)
 	h.group.Go(bus.Guard(h.heartbeatLoop))
-	h.forgetRecords = recorder.Register(h.openRecords)
+	h.forgetRecords = recorder.Register(recorder.Source{OpenFunc: h.openRecords, FlushFunc: h.flushRecords})
 	return h, nil
 }
 

@@ -118,6 +118,7 @@ func (w *Worker) recordEnd(as State, err error) {
 	for _, s := range w.callers {
 		w.forgetAll(s)
 	}
+	w.runs.Flush()
 }
 
 // cancelRunning cancels every running call, refuses the queued ones and lets none start. w.mu is held.

@@ -21,7 +21,10 @@ func (w *Worker) recordRun(c *call, name recorder.Text, end int64, failed bool) 
 		Kind: recorder.Run, Failed: failed, Rank: int32(w.spec.Rank), ToRank: -1, Begin: startOf(c), End: end, Queued: int64(c.started.sub(c.arrived)),
 		Namespace: w.texts.namespace, Role: w.texts.role, Name: name, CallSession: c.caller.text, CallSeq: c.header.Seq,
 	}
-	added, exporting := recorder.AddEntry(&e), recorder.Exporting() && c.header.Trace != ""
+	added, exporting := w.runs.Add(&e), recorder.Exporting() && c.header.Trace != ""
+	if w.cause != nil {
+		w.runs.Flush() // the worker ends, and its host with it: nothing may flush it later
+	}
 	if added && !exporting {
 		return
 	}
@@ -66,6 +69,15 @@ func (h *Host) openRecords(namespace string, add func(recorder.Record)) {
 			rec.Begin = startOf(c)
 			add(rec)
 		}
+		w.mu.Unlock()
+	}
+}
+
+// flushRecords adds the recorded runs of all workers to the ring of the process.
+func (h *Host) flushRecords() {
+	for _, w := range h.Workers() {
+		w.mu.Lock()
+		w.runs.Flush()
 		w.mu.Unlock()
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 	"troupe/bus"
+	"troupe/bus/recorder"
 	"troupe/bus/wire"
 )
 
@@ -46,8 +47,9 @@ type Worker struct {
 	unackedBytes int
 	unfetched    int64
 	stats        callStats
-	active       []*call   // running calls, unordered
-	lastPurge    time.Time // zero: no caller was purged
+	runs         recorder.Batch // for the flight recorder
+	active       []*call        // running calls, unordered
+	lastPurge    time.Time      // zero: no caller was purged
 	bindings     map[methodID]*binding
 	buffers      [][]byte // free buffers for answers
 

@@ -108,7 +108,7 @@ func (b *Bus) Endpoint(namespace string) (*Endpoint, error) {
 	e.spawn(e.sweepLoop)
 	e.spawn(e.batcher.loop)
 	e.spawn(e.reportLoop)
-	e.forgetRecords = recorder.Register(e.openRecords)
+	e.forgetRecords = recorder.Register(recorder.Source{OpenFunc: e.openRecords})
 	return e, nil
 }
 

@@ -26,6 +26,16 @@ func BenchmarkAddEntry(b *testing.B) {
 	}
 }
 
+func BenchmarkAddBatch(b *testing.B) {
+	e := Entry{Kind: Run, Rank: -1, Name: TextOf("train_step")}
+	var batch Batch
+	b.ReportAllocs()
+	for b.Loop() {
+		e.CallSeq++
+		batch.Add(&e)
+	}
+}
+
 func BenchmarkAddEntryParallel(b *testing.B) {
 	r := New(defaultSize)
 	b.ReportAllocs()

@@ -7,6 +7,7 @@
 //	snapshot := recorder.Take(recorder.Query{Namespace: "run", Last: time.Minute})
 //
 // Calls, parts and runs are written with AddEntry, whose texts are numbers that long-lived values keep: no pointer, no look-up.
+// A writer with a lock of its own collects them in a Batch.
 //
 // TROUPE_RECORDER=0 turns it off; TROUPE_RECORDER=N keeps N records instead of 8,192.
 package recorder

@@ -1,9 +1,11 @@
 package recorder
 
 import (
+	"maps"
 	"math/bits"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -97,6 +99,19 @@ func (r *Recorder) AddEntry(e *Entry) {
 		return
 	}
 	r.dropped.Add(1)
+}
+
+// addEntries records copies of entries.
+func (r *Recorder) addEntries(all []Entry) {
+	s := lockOne(&r.calls, preferredShard())
+	if s == nil {
+		r.dropped.Add(uint64(len(all)))
+		return
+	}
+	for i := range all {
+		*s.slot() = all[i]
+	}
+	s.mu.Unlock()
 }
 
 // preferred is the shard of calls that each processor prefers: a pool keeps a number for each. What one processor writes stays in its cache;
@@ -224,14 +239,16 @@ func AddEntry(e *Entry) bool {
 	return true
 }
 
-// sources report what has begun and not ended.
 var (
 	sourcesMu sync.Mutex
 	sources   = map[*Source]struct{}{}
 )
 
-// Source reports intervals that have begun and not ended, as open records of one namespace, to add. It must not block for long.
-type Source func(namespace string, add func(Record))
+// Source is what a snapshot has beside the rings. Its functions must not block for long.
+type Source struct {
+	OpenFunc  func(namespace string, add func(Record)) // reports intervals of a namespace that have begun and not ended, to add
+	FlushFunc func()                                   // flushes the batches of the source; nil: it has none
+}
 
 // Register adds a source to all snapshots of this process until remove is called.
 func Register(s Source) (remove func()) {
@@ -246,14 +263,8 @@ func Register(s Source) (remove func()) {
 	}
 }
 
-func openRecords(namespace string, add func(Record)) {
+func allSources() []*Source {
 	sourcesMu.Lock()
-	all := make([]Source, 0, len(sources))
-	for s := range sources {
-		all = append(all, *s)
-	}
-	sourcesMu.Unlock()
-	for _, s := range all {
-		s(namespace, add)
-	}
+	defer sourcesMu.Unlock()
+	return slices.Collect(maps.Keys(sources))
 }

@@ -174,8 +174,13 @@ func TestTakeHasOpenSpansAndSources(t *testing.T) {
 	ended := Begin(in, "", "load")
 	ended.End(true)
 	ended.End(false)
-	remove := Register(func(namespace string, add func(Record)) {
-		add(Record{Kind: Run, Namespace: namespace, Role: "train", Rank: 3, Name: "step", Begin: Now()})
+	var batch Batch
+	require.True(t, batch.Add(&Entry{Kind: Run, Namespace: TextOf(ns), Role: TextOf("train"), Rank: 3, Name: TextOf("collected"), End: Now()}))
+	remove := Register(Source{
+		OpenFunc: func(namespace string, add func(Record)) {
+			add(Record{Kind: Run, Namespace: namespace, Role: "train", Rank: 3, Name: "step", Begin: Now()})
+		},
+		FlushFunc: batch.Flush,
 	})
 	take := func(q Query) map[string]Record {
 		out := map[string]Record{}
@@ -187,8 +192,9 @@ func TestTakeHasOpenSpansAndSources(t *testing.T) {
 		return out
 	}
 	got := take(Query{Namespace: ns, Role: "train", Rank: 3, Last: time.Minute})
-	require.Len(t, got, 3)
+	require.Len(t, got, 4)
 	require.True(t, got["allreduce"].Open)
+	require.False(t, got["collected"].Open)
 	require.Equal(t, ID{"session", 7}, got["allreduce"].Parent)
 	require.True(t, got["load"].Failed)
 	require.True(t, got["step"].Open)
@@ -200,3 +206,29 @@ func TestTakeHasOpenSpansAndSources(t *testing.T) {
 }
 
 func TestAnEntryIsACacheLine(t *testing.T) { require.EqualValues(t, 64, unsafe.Sizeof(Entry{})) }
+
+func TestABatchIsFlushedWhenItIsFullOrOld(t *testing.T) {
+	ns := rand.Text()
+	taken := func() (n int) {
+		all, err := Take(Query{Namespace: ns, Last: time.Minute}).Records()
+		require.NoError(t, err)
+		return len(all)
+	}
+	var batch Batch
+	e := Entry{Kind: Run, Namespace: TextOf(ns), Name: TextOf("step"), End: Now()}
+	for range batchSize - 1 {
+		batch.Add(&e)
+	}
+	require.Zero(t, taken())
+	batch.Add(&e)
+	require.Equal(t, batchSize, taken())
+	batch.Add(&e)
+	e.End += batchAge + 1
+	batch.Add(&e)
+	require.Equal(t, batchSize+1, taken())
+	e.Name = noText
+	require.False(t, batch.Add(&e), "a text without a number")
+	batch.Flush()
+	batch.Flush()
+	require.Equal(t, batchSize+2, taken())
+}

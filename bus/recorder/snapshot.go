@@ -68,16 +68,25 @@ func Take(q Query) Snapshot {
 	if process != nil && q.Last > 0 {
 		now := Now()
 		since := now - int64(q.Last)
-		all, from := process.records(func(r *Record) bool { return r.End >= since && q.selects(r) })
+		sources := allSources()
+		for _, s := range sources {
+			if s.FlushFunc != nil {
+				s.FlushFunc()
+			}
+		}
+		all, complete := process.records(func(r *Record) bool { return r.End >= since && q.selects(r) })
 		open := 0
-		openRecords(q.Namespace, func(r Record) {
+		add := func(r Record) {
 			if q.selects(&r) && open < maxOpen {
 				open++
 				r.Open, r.End = true, max(now, r.Begin)
 				all = append(all, r)
 			}
-		})
-		s.From, s.Dropped = from, process.dropped.Load()
+		}
+		for _, s := range sources {
+			s.OpenFunc(q.Namespace, add)
+		}
+		s.From, s.Dropped = complete, process.dropped.Load()
 		s.Packed, s.Omitted = pack(all, cmp.Or(q.MaxBytes, defaultMaxBytes))
 	}
 	t := time.Now()

@@ -21,7 +21,7 @@ const maxSpans = 1024 // open spans that snapshots show
 var (
 	spansMu sync.Mutex
 	spans   = map[*OpenSpan]struct{}{}
-	_       = Register(openSpans)
+	_       = Register(Source{OpenFunc: openSpans})
 )
 
 // Begin begins a span in a scope; namespace is that of code outside of a method.
