@@ -29,12 +29,14 @@ build: ## bin/troupe, and bin/troupe-demo
 demo: build ## a small training job over five roles, in one process
 	bin/troupe-demo
 
-test: build python ## all tests, Go and Python
-	$(MAKE) --no-print-directory go-test python-test
+test: ## all tests, Go and Python
+	@$(MAKE) --no-print-directory -j2 python
+	@$(MAKE) --no-print-directory go-test
+	@$(MAKE) --no-print-directory python-test
 
-# The tests wait more than they compute: three packages at once fill two cores. `make lint` vets them; no symbols, as they are linked for one run.
+# The tests wait more than they compute: five packages at once fill two cores. `make lint` vets them; no symbols, as they are linked for one run.
 go-test: ## the Go tests
-	$(GO) test -vet=off -ldflags "-s -w" -p 3 -timeout 8m $(PACKAGES)
+	$(GO) test -vet=off -ldflags "-s -w" -p 5 -timeout 8m $(PACKAGES)
 
 race: ## the tests under the race detector
 	$(GO) test -race -timeout 20m $(PACKAGES)
@@ -70,7 +72,7 @@ python-test: ## the Python suite; `make python` first
 	@$(MAKE) --no-print-directory -j2 python-test-core python-test-ray
 
 python-test-core:
-	cd python && ../$(VENV)/bin/python -m pytest -n 2 --dist loadfile --ignore tests/ray_api
+	cd python && ../$(VENV)/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --ignore tests/ray_api
 
 python-test-ray:
 	cd python && ../$(VENV)/bin/python -m pytest tests/ray_api

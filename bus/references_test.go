@@ -136,11 +136,13 @@ func TestAPendingValueIsAwaited(t *testing.T) {
 
 // TestTheEndOfAProcessEndsItsReferences checks an owner and a holder that close their endpoint, and those whose connection is lost.
 func TestTheEndOfAProcessEndsItsReferences(t *testing.T) {
+	t.Parallel()
 	for name, end := range map[string]func(*bus.Bus, *bus.Endpoint){
 		"closed": func(_ *bus.Bus, ep *bus.Endpoint) { ep.Close() },
 		"killed": func(b *bus.Bus, _ *bus.Endpoint) { b.Conn().Close() },
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			b := bustest.Open(t)
 			owner := endpoint(t, b)
 			holderBus, goneBus := dial(t, b), dial(t, b)

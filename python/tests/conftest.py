@@ -16,6 +16,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 
+LONG = ("test_shared_memory_faults", "test_process", "test_restart", "test_device", "test_shared_memory", "test_detached", "test_nested", "test_notebook")
+
+
+def pytest_collection_modifyitems(items):
+    """The files that take longest come first, so that none of them is left when the others are done (--no-loadscope-reorder keeps this order)."""
+    items.sort(key=lambda item: LONG.index(item.module.__name__) if item.module.__name__ in LONG else len(LONG))
+
 
 @pytest.fixture(scope="session")
 def session():
