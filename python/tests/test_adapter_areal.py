@@ -23,7 +23,8 @@ def areal(session):
     from troupe.adapters.areal import TroupeScheduler
 
     areal.TroupeScheduler = TroupeScheduler
-    return areal
+    yield areal
+    sys.path.remove(STANDINS)
 
 
 @pytest.fixture(scope="module")
