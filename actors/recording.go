@@ -23,7 +23,7 @@ func (w *Worker) recordRun(c *call, name recorder.Text, end int64, failed bool) 
 	}
 	added, exporting := w.runs.Add(&e), recorder.Exporting() && c.header.Trace != ""
 	if w.cause != nil {
-		w.runs.Flush() // the worker ends, and its host with it: nothing may flush it later
+		w.runs.Flush() // the worker ends: nothing may flush it later
 	}
 	if added && !exporting {
 		return

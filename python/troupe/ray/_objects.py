@@ -54,7 +54,7 @@ class Entry:
         """Completes the entry and wakes its waiters. Only the first call has an effect; any thread may call it."""
         if self._done:
             return
-        if self.kept is _HANDLED and type(kept) is UnreadError:
+        if type(kept) is UnreadError and _error_is_handled in self._waiters:
             kept.read = True
         self.kind, self.body = kind, frame
         self.kept = kept if kept is not None else _serialize.held(frame) if frame[2] or frame[3] else ()
@@ -170,8 +170,8 @@ class Entry:
         """Records that the program gets the error of this object, or that of another object it waited for in the same get, so that this one
         is not reported when the entry is dropped."""
         if not self._done:
-            self.kept = _HANDLED
-        elif type(self.kept) is UnreadError:
+            self._waiters.append(_error_is_handled)
+        if self._done and type(self.kept) is UnreadError:
             self.kept.read = True
 
     def error_frame(self) -> list[Any]:
@@ -181,7 +181,8 @@ class Entry:
         return frame
 
 
-_HANDLED = object()  # kept of an entry that is not done and whose error is not reported
+def _error_is_handled() -> None:
+    """Among the waiters of an entry: an error that it gets later is not reported."""
 
 
 class UnreadError:

@@ -607,7 +607,7 @@ class Client:
 
     def __init__(self, actor_id: str) -> None:
         self.actor_id = actor_id
-        self.signatures: dict[str, Any] | None = None  # of the methods, when a call was made
+        self.signatures: dict[str, Any] | None = None  # of the methods; None before the first call
         self._arity: dict[str, tuple[int, int]] = {}  # accepted numbers of positional arguments (min, max) when no keywords are given, by method
         self.creating: Any = None  # keeps the constructor's arguments alive until the actor has started
         self._lock = threading.RLock()
