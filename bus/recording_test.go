@@ -34,7 +34,7 @@ func TestShortPartsAreNotRecorded(t *testing.T) {
 	}
 
 	held := scatter(t, ep, s.call("hold", nil))
-	time.Sleep(5 * time.Millisecond) // its parts are not short
+	time.Sleep(5 * time.Millisecond) // longer than minPart: shorter parts are not recorded
 	require.Len(t, parts("hold"), s.world, "of a call that is pending, all")
 	close(s.gate)
 	good(t, held)

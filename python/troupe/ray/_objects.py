@@ -169,7 +169,7 @@ class Entry:
     def handled(self) -> None:
         """Records that the program gets the error of this object, or that of another object it waited for in the same get, so that this one
         is not reported when the entry is dropped."""
-        if not self._done:
+        if not self._done and _error_is_handled not in self._waiters:
             self._waiters.append(_error_is_handled)
         if self._done and type(self.kept) is UnreadError:
             self.kept.read = True
