@@ -20,12 +20,18 @@ import (
 // value waits for the value of a reference.
 func value(t testing.TB, ep *bus.Endpoint, ref wire.Reference, m bus.Memory) (bus.Value, error) {
 	t.Helper()
+	return placedValue(t, ep, ref, bus.Place{}, m)
+}
+
+// placedValue waits for the value of a reference whose body is said to lie at a place.
+func placedValue(t testing.TB, ep *bus.Endpoint, ref wire.Reference, at bus.Place, m bus.Memory) (bus.Value, error) {
+	t.Helper()
 	type outcome struct {
 		v   bus.Value
 		err error
 	}
 	ch := make(chan outcome, 1)
-	ep.References().Get(ref, m, func(v bus.Value, err error) { ch <- outcome{v, err} })
+	ep.References().GetPlaced(ref, at, m, func(v bus.Value, err error) { ch <- outcome{v, err} })
 	select {
 	case got := <-ch:
 		return got.v, got.err
@@ -73,6 +79,49 @@ func TestAValueIsFreedWithItsLastReference(t *testing.T) {
 		_, err = value(t, one, ref, memory)
 		require.ErrorIs(t, err, bus.ErrNotFound)
 	}
+}
+
+// TestAPlaceThatIsOutOfDate checks that a value is found at its place, and that a wrong place makes its owner be asked.
+func TestAPlaceThatIsOutOfDate(t *testing.T) {
+	b := bustest.Open(t)
+	owner, other := endpoint(t, b), endpoint(t, dial(t, b))
+	all, memory := owner.References(), bustest.NewMemory(t)
+	put := func(seed byte, contains ...wire.Reference) wire.Reference {
+		body := memory.Make(300 << 10)
+		copy(body, pattern(len(body), int(seed)))
+		ref, err := all.Put(body, memory, contains)
+		require.NoError(t, err)
+		return ref
+	}
+	first, second := put(1), put(2)
+	at := all.Place(first)
+	require.EqualValues(t, 300<<10, at.Ref.Len)
+	get := func(ref wire.Reference, at bus.Place, seed int) {
+		v, err := placedValue(t, other, ref, at, memory)
+		require.NoError(t, err)
+		require.Equal(t, checksum(pattern(300<<10, seed)), checksum(v.Body))
+		bus.FreeBody(memory, v.Body)
+	}
+	get(first, at, 1)
+	require.Zero(t, other.References().Held(), "nobody was told")
+	all.Release(first)
+	require.Zero(t, all.Place(first), "it was freed")
+	began := time.Now()
+	get(second, at, 2)
+	require.Less(t, time.Since(began), patience()/2, "the owner is asked as soon as the body is known to be gone")
+	_, err := placedValue(t, other, first, at, memory)
+	require.ErrorIs(t, err, bus.ErrNotFound)
+
+	small, err := all.Put([]byte("small"), nil, nil)
+	require.NoError(t, err)
+	require.Zero(t, all.Place(small))
+	require.Zero(t, all.Place(put(3, small)), "the receiver must learn of the reference inside")
+	promise, err := all.Promise()
+	require.NoError(t, err)
+	require.Zero(t, all.Place(promise))
+	require.Zero(t, other.References().Place(second), "it has another owner")
+	all.Close()
+	require.Zero(t, memory.InUse())
 }
 
 // TestReferencesInsideAValueLiveWithIt checks that a value keeps the references in its body.

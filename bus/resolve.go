@@ -31,6 +31,27 @@ type valueRequest struct {
 	sent     time.Time
 	pending  bool // the owner has answered that the value is pending
 	fetching bool
+	placed   bool // the body is fetched from a Place, and the owner was not asked
+}
+
+// Place is where the body of a value lies. Whoever sends a reference may send it along: the receiver then fetches the body without asking the
+// owner first. A Place that is out of date does no harm.
+type Place struct {
+	Ref      wire.Ref
+	Location wire.Location
+}
+
+// Place is where the body of a value of this process lies. It is zero for a value of another process, and for one that is pending, small, or
+// has references inside: their receivers ask the owner.
+func (r *References) Place(ref wire.Reference) Place {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	v := r.owned[ref.ID]
+	known := v != nil && ref.Owner == r.ep.session && v.lost == nil && len(v.contains) == 0 && (v.state == valueHere || v.state == valueElsewhere)
+	if !known {
+		return Place{}
+	}
+	return Place{Ref: v.ref, Location: v.location}
 }
 
 // finish calls done once. A value that came after cancel is dropped.
@@ -60,6 +81,26 @@ func (w *waiter) cancelled() bool {
 // must not be changed. cancel ends the wait without a call of done. done must not block.
 func (r *References) Get(ref wire.Reference, memory Memory, done func(Value, error)) (cancel func()) {
 	return r.wait(ref, &waiter{memory: memory, done: done})
+}
+
+// GetPlaced is Get of a value whose body is believed to lie at a place. If it does not, the owner is asked. The caller knows that the value
+// exists as long as it waits for it.
+func (r *References) GetPlaced(ref wire.Reference, at Place, memory Memory, done func(Value, error)) (cancel func()) {
+	if ref.Owner == r.ep.session || at.Ref.Owner == "" || at.Ref.Owner == r.ep.session {
+		return r.Get(ref, memory, done)
+	}
+	w := &waiter{memory: memory, done: done}
+	r.mu.Lock()
+	if r.closed {
+		r.mu.Unlock()
+		w.finish(r, Value{}, errReferencesClosed)
+		return func() {}
+	}
+	q := r.addRequestLocked(ref, w)
+	q.fetching, q.placed = true, true
+	r.mu.Unlock()
+	r.ep.Fetch(at.Ref, at.Location, Receiver{Memory: memory}, func(body []byte, err error) { r.fetched(q, body, nil, err) })
+	return func() { r.cancelWait(ref, w) }
 }
 
 // Ready calls done once when the value of a reference is there, with its error if it has one.
@@ -230,13 +271,17 @@ func (r *References) request(ref wire.Reference, w *waiter) (cancel func()) {
 		w.finish(r, Value{}, errReferencesClosed)
 		return func() {}
 	}
-	r.lastRequest++
-	q := &valueRequest{number: r.lastRequest, ref: ref, waiter: w}
-	r.requests[q.number] = q
-	r.sendRequestLocked(q)
+	r.sendRequestLocked(r.addRequestLocked(ref, w))
 	r.mu.Unlock()
 	r.ep.wakeSweep()
 	return func() { r.cancelWait(ref, w) }
+}
+
+func (r *References) addRequestLocked(ref wire.Reference, w *waiter) *valueRequest {
+	r.lastRequest++
+	q := &valueRequest{number: r.lastRequest, ref: ref, waiter: w}
+	r.requests[q.number] = q
+	return q
 }
 
 func (r *References) sendRequestLocked(q *valueRequest) {
@@ -373,6 +418,13 @@ func (r *References) resolved(f *wire.Frame) {
 func (r *References) fetched(q *valueRequest, body []byte, refs []wire.Reference, err error) {
 	retry := err != nil && q.waiter.tries+1 < fetchTries && !q.waiter.cancelled()
 	r.mu.Lock()
+	if q.placed && retry && !r.closed {
+		q.placed, q.fetching = false, false
+		r.sendRequestLocked(q)
+		r.mu.Unlock()
+		r.ep.wakeSweep()
+		return
+	}
 	if retry && !r.closed {
 		q.waiter.tries++
 		q.fetching, q.sent = false, time.Now()

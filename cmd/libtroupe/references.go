@@ -181,12 +181,37 @@ func troupe_count(runtime C.uint64_t, owner *C.char, number C.uint64_t, change C
 	return statusOK
 }
 
+// troupe_place writes where the body of a value of this process lies to out, for troupe_get in another process, and returns the number of
+// bytes; 0: unknown, or there is no room for it.
+//
+//export troupe_place
+func troupe_place(runtime C.uint64_t, number C.uint64_t, out *C.char, room C.uint64_t) (n C.int64_t) {
+	defer guard64(&n)
+	c, err := getCore()
+	if err != nil || c.checkUsable() != nil {
+		return 0
+	}
+	rt, err := c.runtime(uint64(runtime))
+	if err != nil {
+		return 0
+	}
+	place := rt.References().Place(wire.Reference{Owner: rt.Session(), ID: uint64(number)})
+	if place.Ref.Owner == "" {
+		return 0
+	}
+	data, err := wire.Marshal(place)
+	if err != nil || len(data) > int(room) {
+		return 0
+	}
+	return C.int64_t(copy(unsafe.Slice((*byte)(unsafe.Pointer(out)), int(room)), data))
+}
+
 // troupe_get obtains the value of a reference. A completion of kind ANSWER with this token has it, with the references inside it as
-// the meta, each retained once for the receiver. Flags of how: 1, without the value, as soon as it is there. troupe_cancel ends the
-// wait.
+// the meta, each retained once for the receiver. Flags of how: 1, without the value, as soon as it is there. place is what troupe_place gave
+// the sender of the reference, or empty. troupe_cancel ends the wait.
 //
 //export troupe_get
-func troupe_get(token, runtime C.uint64_t, owner *C.char, number C.uint64_t, how C.int32_t) (status C.int32_t) {
+func troupe_get(token, runtime C.uint64_t, owner *C.char, number C.uint64_t, how C.int32_t, place *C.char, n C.uint64_t) (status C.int32_t) {
 	defer guard(&status)
 	c, err := getCore()
 	if err != nil {
@@ -200,11 +225,17 @@ func troupe_get(token, runtime C.uint64_t, owner *C.char, number C.uint64_t, how
 		return C.int32_t(setError(statusInvalid, err))
 	}
 	ref := wire.Reference{Owner: C.GoString(owner), ID: uint64(number)}
-	c.get(uint64(token), all, ref, how&getReady != 0)
+	var at bus.Place
+	if n > 0 {
+		if err := wire.Unmarshal(C.GoBytes(unsafe.Pointer(place), C.int(n)), &at); err != nil {
+			at = bus.Place{} // of another version: the owner knows it
+		}
+	}
+	c.get(uint64(token), all, ref, at, how&getReady != 0)
 	return statusOK
 }
 
-func (c *core) get(token uint64, all *bus.References, ref wire.Reference, ready bool) {
+func (c *core) get(token uint64, all *bus.References, ref wire.Reference, at bus.Place, ready bool) {
 	over := make(chan struct{}) // closed when the value was reported, before the cancellation may be registered
 	report := func(out completion) {
 		close(over)
@@ -227,7 +258,7 @@ func (c *core) get(token uint64, all *bus.References, ref wire.Reference, ready 
 	if ready {
 		cancel = all.Ready(ref, func(err error) { done(bus.Value{}, err) })
 	} else {
-		cancel = all.Get(ref, c.memory, done)
+		cancel = all.GetPlaced(ref, at, c.memory, done)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import time
@@ -16,6 +17,7 @@ from ._future import Pull, Waitable
 
 _READY = 1  # flag of troupe_get: report that the value exists, without fetching it
 _PUT_FAILED = 1
+_PLACE = 512  # bytes for the description of where a value lies
 _MOST = 8 << 10  # bytes of the list of references inside one value; see wire.MaxReferences
 
 
@@ -25,6 +27,8 @@ class Reference(Waitable):
     result() and await fetch the value. A reference passed as an argument of a call is replaced by its value; a reference inside an argument
     arrives as a reference. The owner keeps the value until no process has a reference to it.
     """
+
+    _place: bytes | None = None  # where the value lies; None: the core was not asked yet
 
     def __init__(self, session: _session.Session, owner: str, number: int) -> None:
         """Takes over one count of the reference, which __del__ gives back."""
@@ -74,7 +78,17 @@ class Reference(Waitable):
             self._watching = self._core.send(self, lambda token: self._ask(token, _READY))
 
     def _ask(self, token: int, how: int) -> int:
-        return int(self._core.lib.troupe_get(token, self._session.id, self._owner.encode(), self._number, how))
+        place = self._place or b""
+        return int(self._core.lib.troupe_get(token, self._session.id, self._owner.encode(), self._number, how, place, len(place)))
+
+    def lent(self) -> list[Any]:
+        """Returns the fields of LentReference, for a message to a process that uses the value only while this one keeps its reference."""
+        if self._place is None:
+            room = ctypes.create_string_buffer(_PLACE)
+            own = self._owner == self._session.session
+            n = self._core.lib.troupe_place(self._session.id, self._number, room, _PLACE) if own else 0
+            self._place = room.raw[: max(n, 0)]
+        return [self._owner, self._number, self._place]
 
     def done(self) -> bool:
         """Returns whether the value exists or its call has failed. The first call asks the owner and does not wait for the answer."""
@@ -170,6 +184,20 @@ class Reference(Waitable):
 
     def __repr__(self) -> str:
         return f"Reference({self.id})"
+
+
+class LentReference(Reference):
+    """A reference that is not counted: its sender keeps the value until this process has answered a call. It must not be sent on."""
+
+    def __init__(self, owner: str, number: int, place: bytes) -> None:
+        super().__init__(_session.current(start=False), owner, number)
+        self._place = place
+
+    def __del__(self) -> None:
+        pass
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a lent reference cannot be sent on")
 
 
 _pinned: list[Reference] = []

@@ -67,8 +67,9 @@ class Call:
             if kind == _objects.PENDING:
                 entry = _objects.ref_of_wire(value)._entry
                 _objects.start_fetch(entry)
-            elif kind == _objects.LENT:
-                entry = _state.require().store.lent_of_wire(*value)
+            elif kind in (_objects.SHARED, _objects.LENT):
+                entry = _state.require().store.argument(*value, kind == _objects.LENT)
+                _objects.start_fetch(entry)
             else:
                 entry = _objects.Entry("", "")
                 entry.set(kind, value)

@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from .. import _core, _errors
+from .. import _core, _errors, _reference
 from . import _context, _serialize, _state, exceptions
 from ._ids import role_of
 
@@ -490,7 +490,7 @@ class Store:
     def __init__(self, process: str) -> None:
         self.process = process
         self.entries: weakref.WeakValueDictionary[str, Entry] = weakref.WeakValueDictionary()
-        self.lent: weakref.WeakValueDictionary[str, Entry] = weakref.WeakValueDictionary()  # arguments of running calls, owned by other processes
+        self.lent: weakref.WeakValueDictionary[str, Entry] = weakref.WeakValueDictionary()  # arguments of running calls, kept by their callers
         self.borrowed: dict[str, tuple[Entry, dict[str, int]]] = {}  # owned objects with borrowers: the reference count of each process
         self._lock = threading.RLock()
         self._lingering: list[tuple[float, Any]] = []
@@ -611,17 +611,19 @@ class Store:
             weakref.finalize(entry, _give_back, self, id, owner).atexit = False
         return entry
 
-
-    def lent_of_wire(self, id: str, owner: str, ref: Any) -> Entry:
-        """Returns the entry of a call's argument, which its owner keeps until the call is over."""
-        if owner == self.process:
-            return self.of_wire(id, owner)
+    def argument(self, id: str, owner: str, ref: Any, lent: bool) -> Entry:
+        """Returns the entry of a call's argument. ref is a Troupe reference, or the fields of one that the caller keeps until the call is over.
+        lent: a worker, not the owner, holds the value."""
         with self._lock:
-            entry = self.lent.get(id)
-            if entry is None:
-                entry = self.lent[id] = Entry(id, owner)
-                entry.set_reference(ref, (), lent=True)
-            return entry
+            entry = self.entries.get(id) or self.lent.get(id)
+            if entry is not None:
+                return entry
+            entry = self.lent[id] = Entry(id, owner)
+        if lent and owner == self.process:  # freed before the call arrived
+            entry.set_error(exceptions.ReferenceCountingAssertionError(id))
+        else:
+            entry.set_reference(_reference.LentReference(*ref) if type(ref) is list else ref, (), lent)
+        return entry
 
 
 def _give_back(store: Store, id: str, owner: str) -> None:
@@ -832,7 +834,7 @@ def ref_of_wire(wire: list[Any]) -> ObjectRef:
 
 def _put_frame(frame: list[Any]) -> Any:
     """Stores a copy of a frame in the core and returns a Troupe reference to it."""
-    from .. import _codec, _reference
+    from .. import _codec
     from .._session import current
 
     session = current(start=False)

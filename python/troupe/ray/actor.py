@@ -17,7 +17,7 @@ from .. import _core, _errors
 from .._future import Future
 from . import _context, _forming, _host, _objects, _options, _serialize, _state, exceptions
 from ._ids import ActorID
-from ._objects import ERROR, LENT, PENDING, Entry, ObjectRef
+from ._objects import ERROR, LENT, PENDING, SHARED, Entry, ObjectRef
 from ._serialize import NONE
 
 _NO_EXTRA: dict[str, Any] = {}
@@ -229,12 +229,13 @@ def _with_slots(args: tuple[Any, ...], kwargs: dict[str, Any], refs: list[Object
     return tuple(slot(a) for a in args), {k: slot(v) for k, v in kwargs.items()}
 
 
-def dependencies(refs: list[ObjectRef]) -> list[Any]:
-    """Returns the references as a call carries them, each with its value if this process has it."""
-    return [_dependency(r) for r in refs]
+def dependencies(refs: list[ObjectRef], counted: bool = False) -> list[Any]:
+    """Returns the references as a call carries them, each with its value if this process has it. The caller keeps them until the call is over;
+    counted: the receiver may use them for longer."""
+    return [_dependency(r, counted) for r in refs]
 
 
-def _dependency(ref: ObjectRef) -> list[Any]:
+def _dependency(ref: ObjectRef, counted: bool) -> list[Any]:
     entry = ref._entry
     if not entry._done:
         return [PENDING, ref._wire()]
@@ -242,7 +243,7 @@ def _dependency(ref: ObjectRef) -> list[Any]:
     if found is None:
         entry.handled()
         return [entry.kind, entry.body]
-    return [PENDING if kept else LENT, [*ref._wire(), found]]
+    return [SHARED if kept else LENT, [*ref._wire(), found if counted else found.lent()]]
 
 
 def check_arguments(signature: Any, title: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -300,7 +301,7 @@ def _create(metadata: Metadata, args: tuple[Any, ...], kwargs: dict[str, Any], o
         "demand": _options.demand(options, 0.0), "strategy": strategy,
         "captures": _options.membership(strategy),
         "env": env, "class_name": metadata.class_name, "kind": kind, "groups": groups, "owner": state.process,
-        "construct": [metadata.pickled, metadata.class_name, frame, dependencies(refs)],
+        "construct": [metadata.pickled, metadata.class_name, frame, dependencies(refs, counted=True)],
         "handle": info.to_wire(), "restarts": options.get("max_restarts") or 0, "group": _forming.membership(options),
     }  # fmt: skip
     client = client_of(actor_id)
