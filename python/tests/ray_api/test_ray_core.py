@@ -1,6 +1,7 @@
 """init, tasks, actors, objects, errors."""
 
 import asyncio
+import gc
 import os
 import signal
 import threading
@@ -199,6 +200,19 @@ def test_names(session):
         return False
 
     eventually(free, "the name is free")
+
+
+def test_handle_that_was_used_ends_at_once(session):
+    """Without a collection of circles, which may come much later."""
+    counter = Counter.remote()
+    pid = ray.get(counter.pid.remote())
+    gc.collect()
+    gc.disable()
+    try:
+        del counter
+        eventually(lambda: not alive(pid), "the actor ends with its handle")
+    finally:
+        gc.enable()
 
 
 def test_last_handle_ends_the_actor_after_its_calls(session):

@@ -15,7 +15,7 @@ def call(handles: Sequence[Any], name: str, calls: Sequence[tuple[tuple[Any, ...
     """Calls a method of several actors, each with its own arguments, and returns the references to the results."""
     own = [h._info.methods.get(name, (1, "", None, None)) for h in handles]
     if len(handles) < 2 or any(o != own[0] for o in own) or own[0][0] != 1 or own[0][2] or any(h._info.retries for h in handles):
-        return [actor.call_actor(h, name, args, kwargs, {}) for h, (args, kwargs) in zip(handles, calls, strict=True)]
+        return [actor.call_actor(h._info, h._hold, name, args, kwargs, {}) for h, (args, kwargs) in zip(handles, calls, strict=True)]
     pending, pieces = _pending(handles, name, own[0][1], calls)
     refs = [ObjectRef(p.entries[0]) for p in pending]
     if not _send(pending, pieces):

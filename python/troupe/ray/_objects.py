@@ -36,19 +36,19 @@ _FIRST = "01000000"  # the suffix of the object id of a task's first result
 class Entry:
     """The state of an object in this process."""
 
-    __slots__ = ("__weakref__", "_done", "_waiters", "body", "call", "fetching", "id", "kept", "kind", "lent_ref", "owner", "value_ref")
+    # Defaults are class attributes because every call pays for creating an instance.
+    _done = False
+    kind = PENDING
+    body: Any = None  # the frame of the value or the exception; None if the core still holds it (value_ref or lent_ref)
+    value_ref: Any = None  # a Troupe reference to [kind, frame], for a large value that the owner stores
+    lent_ref: Any = None  # a Troupe reference to a large result stored by the worker that computed it; it may be lost with that worker
+    kept: Any = None  # keeps alive the references and handles in the frame; of a failed call: its UnreadError
+    call: Any = None  # the pending call or task that produces this object
+    fetching = False
 
     def __init__(self, id: str, owner: str) -> None:
         self.id, self.owner = id, owner
-        self._done = False
         self._waiters: list[Any] = []
-        self.kind = PENDING
-        self.body: Any = None  # the frame of the value or the exception; None if the core still holds it (value_ref or lent_ref)
-        self.value_ref: Any = None  # a Troupe reference to [kind, frame], for a large value that the owner stores
-        self.lent_ref: Any = None  # a Troupe reference to a large result stored by the worker that computed it; it may be lost with that worker
-        self.kept: Any = None  # keeps alive the references and handles in the frame; of a failed call: its UnreadError
-        self.call: Any = None  # the pending call or task that produces this object
-        self.fetching = False
 
     def set(self, kind: int, frame: list[Any], kept: Any = None) -> None:
         """Completes the entry and wakes its waiters. Only the first call has an effect; any thread may call it."""

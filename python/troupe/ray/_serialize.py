@@ -51,7 +51,7 @@ def note_handle(handle: Any) -> None:
 def dumps(value: Any) -> tuple[list[Any], Contents]:
     """Returns the frame of a value and its contents. The sender keeps the contents alive until the receiver has registered them."""
     if type(value) in PLAIN:
-        return [pickle.dumps(value, protocol=5), NONE, NONE, NONE], EMPTY
+        return dumps_plain(value), EMPTY
     buffers: list[Any] = []
     contents = Contents()
     outer = getattr(_local, "contents", None)
@@ -64,14 +64,9 @@ def dumps(value: Any) -> tuple[list[Any], Contents]:
     return frame, contents
 
 
-def dumps_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Contents]:
-    """Returns the frame of a call's arguments."""
-    if not kwargs:
-        for value in args:
-            if type(value) not in PLAIN:
-                return dumps((args, kwargs))
-        return [pickle.dumps((args, kwargs), protocol=5), NONE, NONE, NONE], EMPTY
-    return dumps((args, kwargs))
+def dumps_plain(value: Any) -> list[Any]:
+    """Returns the frame of a value that consists of PLAIN types."""
+    return [pickle.dumps(value, protocol=5), NONE, NONE, NONE]
 
 
 def _pickled(value: Any, buffers: list[Any]) -> bytes:

@@ -17,7 +17,7 @@ from .. import _core, _errors
 from .._future import Future
 from . import _context, _forming, _host, _objects, _options, _serialize, _state, exceptions
 from ._ids import ActorID
-from ._objects import ERROR, LENT, PENDING, SHARED, Entry, ObjectRef
+from ._objects import ERROR, LENT, PENDING, SHARED, VALUE, Entry, ObjectRef
 from ._serialize import NONE
 
 _NO_EXTRA: dict[str, Any] = {}
@@ -205,13 +205,15 @@ def _actor_class_again(cls: type, options: dict[str, Any]) -> ActorClass:
 def split_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], copy: bool = True) -> tuple[list[Any], Any, list[ObjectRef]]:
     """Returns the arguments as a frame with a slot for each reference, the frame's contents, and the references. Without copy, the frame
     refers to the caller's arrays and is valid only until the caller may change them, that is, until the remote call returns."""
+    if not kwargs and _serialize.PLAIN.issuperset(map(type, args)):
+        return _serialize.dumps_plain((args, kwargs)), _serialize.EMPTY, NONE
     refs: list[ObjectRef] = NONE
     for value in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(value, ObjectRef):
             refs = []
             args, kwargs = _with_slots(args, kwargs, refs)
             break
-    frame, contents = _serialize.dumps_arguments(args, kwargs)
+    frame, contents = _serialize.dumps((args, kwargs))
     if copy and frame[1]:
         _serialize.copy_buffers(frame)
     return frame, contents, refs
@@ -412,12 +414,13 @@ def handle_of_wire(wire: list[Any]) -> ActorHandle:
 
 
 class ActorMethod:
-    """A method of an actor handle; .remote(…) calls it."""
+    """A method of an actor; .remote(…) calls it. It keeps the actor alive as its handle does, and has no reference to the handle, which
+    caches it."""
 
-    __slots__ = ("_handle", "_name", "_options")
+    __slots__ = ("_hold", "_info", "_name", "_options")
 
-    def __init__(self, handle: ActorHandle, name: str, options: dict[str, Any] | None = None) -> None:
-        self._handle, self._name, self._options = handle, name, options or {}
+    def __init__(self, info: HandleInfo, hold: Hold | None, name: str, options: dict[str, Any] | None = None) -> None:
+        self._info, self._hold, self._name, self._options = info, hold, name, options or {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(
@@ -425,17 +428,21 @@ class ActorMethod:
         )
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
-        return call_actor(self._handle, self._name, args, kwargs, self._options)
+        return call_actor(self._info, self._hold, self._name, args, kwargs, self._options)
 
     def _remote(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
-        return call_actor(self._handle, self._name, tuple(args or ()), kwargs or {}, {**self._options, **options} if options else self._options)
+        return call_actor(self._info, self._hold, self._name, tuple(args or ()), kwargs or {}, {**self._options, **options} if options else self._options)
 
     def options(self, **options: Any) -> ActorMethod:
         _options.check_method(options)
-        return ActorMethod(self._handle, self._name, {**self._options, **options})
+        return ActorMethod(self._info, self._hold, self._name, {**self._options, **options})
 
     def bind(self, *args: Any, **kwargs: Any) -> Any:
         raise _options.refuse("bind (a graph of calls)", "a troupe.Pipeline")
+
+    @property
+    def _handle(self) -> ActorHandle:
+        return ActorHandle(self._info, self._hold)
 
     @property
     def __name__(self) -> str:
@@ -445,7 +452,11 @@ class ActorMethod:
         return f"ActorMethod({self._handle!r}.{self._name})"
 
     def __reduce__(self) -> Any:
-        return ActorMethod, (self._handle, self._name, self._options)
+        return _method_again, (self._handle, self._name, self._options)
+
+
+def _method_again(handle: ActorHandle, name: str, options: dict[str, Any]) -> ActorMethod:
+    return ActorMethod(handle._info, handle._hold, name, options)
 
 
 class ActorHandle:
@@ -471,7 +482,8 @@ class ActorHandle:
         if info is None:
             raise AttributeError(name)
         if name in info.methods or name in _BUILTIN:
-            return ActorMethod(self, name)
+            method = self.__dict__[name] = ActorMethod(info, self._hold, name)
+            return method
         raise AttributeError(f"'{info.class_name}' object has no attribute '{name}'")
 
     def _get_local_state(self) -> Any:
@@ -562,9 +574,10 @@ class Pending:
     def __init__(
         self, client: Client, id: str, method: str, group: str, returns: int, frame: list[Any], contents: Any, refs: list[ObjectRef], entries: list[Entry], hold: Any
     ) -> None:
-        self.client, self.id, self.method, self.group, self.returns, self.frame, self.contents, self.refs, self.entries, self.hold = (
-            client, id, method, group, returns, frame, contents, refs, entries, hold,
-        )  # fmt: skip
+        self.client, self.id, self.hold = client, id, hold
+        self.method, self.group, self.returns = method, group, returns
+        self.frame, self.contents, self.refs = frame, contents, refs
+        self.entries = entries
 
     def answer(self, *fields: Any) -> Answer:
         """Creates the future that receives the answer; the arguments are those of Future."""
@@ -706,7 +719,8 @@ class Client:
         with self._lock:
             self._submitted += 1
             call.number = self._submitted
-            direct = not call.refs and self.take_turn()
+            direct = not call.refs and self._may_send()
+            self._pumping = self._pumping or direct
             if direct:
                 handle, call.role = self._handle, self._role
         if not direct:
@@ -726,10 +740,12 @@ class Client:
         """Returns whether a call may be sent now; if so, no other call is sent until end_turn. Returns False if other calls are queued or
         the actor is not reachable yet."""
         with self._lock:
-            if self._handle is None or self._dead is not None or self._pumping or any(self._queues.values()):
-                return False
-            self._pumping = True
-            return True
+            may = self._may_send()
+            self._pumping = self._pumping or may
+            return may
+
+    def _may_send(self) -> bool:
+        return self._handle is not None and self._dead is None and not self._pumping and not any(self._queues.values())
 
     def end_turn(self) -> None:
         with self._lock:
@@ -845,6 +861,8 @@ class Client:
                 self._retry(call)
                 return
             call.fail(answer)
+        elif kind == VALUE and not future._kept:
+            call.entries[0].set(VALUE, answer)
         else:
             _objects.set_results(call.entries, kind, answer, future)
         if call.contents is not _serialize.EMPTY:
@@ -925,9 +943,8 @@ def client_of(actor_id: str) -> Client:
         return found
 
 
-def call_actor(handle: ActorHandle, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]) -> Any:
+def call_actor(info: HandleInfo, hold: Hold | None, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]) -> Any:
     state = _state.require()
-    info = handle._info
     count, group, retries, retried = info.methods.get(name, (1, "", None, None))
     if options:
         if options.get("concurrency_group") is not None:
@@ -946,7 +963,7 @@ def call_actor(handle: ActorHandle, name: str, args: tuple[Any, ...], kwargs: di
     store = state.store
     task_id = store.task_id()
     entries = [store.new(task_id)] if count == 1 else [store.new(task_id, i + 1) for i in range(max(count, 1))]
-    call = Pending(client, task_id, name, group, count, frame, contents, refs, entries, handle._hold)
+    call = Pending(client, task_id, name, group, count, frame, contents, refs, entries, hold)
     parent = _context.current.get()
     if parent is not None:
         parent.children.add(entries[0])
