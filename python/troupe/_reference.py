@@ -81,8 +81,8 @@ class Reference(Waitable):
         place = self._place or b""
         return int(self._core.lib.troupe_get(token, self._session.id, self._owner.encode(), self._number, how, place, len(place)))
 
-    def lent(self) -> list[Any]:
-        """Returns the fields of LentReference, for a message to a process that uses the value only while this one keeps its reference."""
+    def uncounted(self) -> list[Any]:
+        """Returns the fields of UncountedReference, for a message to a process that uses the value only while this one keeps its reference."""
         if self._place is None:
             room = ctypes.create_string_buffer(_PLACE)
             own = self._owner == self._session.session
@@ -186,7 +186,7 @@ class Reference(Waitable):
         return f"Reference({self.id})"
 
 
-class LentReference(Reference):
+class UncountedReference(Reference):
     """A reference that is not counted: its sender keeps the value until this process has answered a call. It must not be sent on."""
 
     def __init__(self, owner: str, number: int, place: bytes) -> None:
@@ -197,7 +197,7 @@ class LentReference(Reference):
         pass
 
     def __reduce__(self) -> Any:
-        raise TypeError("a lent reference cannot be sent on")
+        raise TypeError("an uncounted reference cannot be sent on")
 
 
 _pinned: list[Reference] = []

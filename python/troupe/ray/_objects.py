@@ -490,7 +490,7 @@ class Store:
     def __init__(self, process: str) -> None:
         self.process = process
         self.entries: weakref.WeakValueDictionary[str, Entry] = weakref.WeakValueDictionary()
-        self.lent: weakref.WeakValueDictionary[str, Entry] = weakref.WeakValueDictionary()  # arguments of running calls, kept by their callers
+        self.arguments: weakref.WeakValueDictionary[str, Entry] = weakref.WeakValueDictionary()  # arguments of running calls, kept by their callers
         self.borrowed: dict[str, tuple[Entry, dict[str, int]]] = {}  # owned objects with borrowers: the reference count of each process
         self._lock = threading.RLock()
         self._lingering: list[tuple[float, Any]] = []
@@ -615,14 +615,14 @@ class Store:
         """Returns the entry of a call's argument. ref is a Troupe reference, or the fields of one that the caller keeps until the call is over.
         lent: a worker, not the owner, holds the value."""
         with self._lock:
-            entry = self.entries.get(id) or self.lent.get(id)
+            entry = self.entries.get(id) or self.arguments.get(id)
             if entry is not None:
                 return entry
-            entry = self.lent[id] = Entry(id, owner)
-        if lent and owner == self.process:  # freed before the call arrived
-            entry.set_error(exceptions.ReferenceCountingAssertionError(id))
-        else:
-            entry.set_reference(_reference.LentReference(*ref) if type(ref) is list else ref, (), lent)
+            entry = self.arguments[id] = Entry(id, owner)
+            if lent and owner == self.process:  # freed before the call arrived
+                entry.set_error(exceptions.ReferenceCountingAssertionError(id))
+            else:
+                entry.set_reference(_reference.UncountedReference(*ref) if type(ref) is list else ref, (), lent)
         return entry
 
 

@@ -245,7 +245,7 @@ def _dependency(ref: ObjectRef, counted: bool) -> list[Any]:
     if found is None:
         entry.handled()
         return [entry.kind, entry.body]
-    return [SHARED if kept else LENT, [*ref._wire(), found if counted else found.lent()]]
+    return [SHARED if kept else LENT, [*ref._wire(), found if counted else found.uncounted()]]
 
 
 def check_arguments(signature: Any, title: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
