@@ -1,11 +1,13 @@
 """What a task or actor knows of itself, texts of errors, groups in functions that are shipped by value. Also passes against Ray."""
 
 import builtins
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
-from ray_api.raytest import module, ray
+from ray_api.raytest import REAL, module, ray
 
 strategies = module("util.scheduling_strategies")
 
@@ -107,3 +109,26 @@ def test_groups_of_exceptions(session):
         ray.get(fail.remote())
     assert isinstance(caught.value, ray.exceptions.RayTaskError)
     assert [type(e) for e in caught.value.exceptions] == [ValueError, TypeError]
+
+
+def test_class_of_the_main_program_belongs_to_its_file(tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import ray\n"
+        "class Base:\n"
+        "    pass\n"
+        "@ray.remote(num_cpus=0)\n"
+        "class Actor(Base):\n"
+        "    def modules(self):\n"
+        "        return [c.__module__ for c in type(self).__mro__], type(self).__qualname__, Base(), ray.get_runtime_context().get_task_function_name()\n"
+        "@ray.remote(num_cpus=0)\n"
+        "def task():\n"
+        "    return ray.get_runtime_context().get_task_function_name()\n"
+        "ray.init(num_cpus=1)\n"
+        "modules, name, base, method = ray.get(Actor.remote().modules.remote())\n"
+        "assert type(base) is Base, type(base)\n"
+        "print(modules, name, method, ray.get(task.remote()))\n"
+    )
+    command = [sys.executable, str(script)] if REAL else [sys.executable, "-m", "troupe.ray", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert "['program', '__main__', '__main__', 'builtins'] Actor program.Actor.modules program.task" in done.stdout, done.stdout + done.stderr

@@ -140,27 +140,27 @@ class Service:
 
     # Lifecycle.
 
-    def construct(self, pickled: bytes, title: str, frame: list[Any], deps: list[Any]) -> Any:
-        """Creates the actor instance and returns ["ok", pid] or ["error", frame]. For an async actor, returns a future of that."""
+    def construct(self, pickled: bytes, module: str, frame: list[Any], deps: list[Any]) -> Any:
+        """Creates the actor instance, whose class gets this module, and returns ["ok", pid] or ["error", frame]. For an async actor, returns a future of that."""
         self.making = "running"
         self.start_executors()
         call = Call("", "__init__", frame, deps, 1, {})
         if self.kind != "async":
-            return self._construct(pickled, call, call.entries())
+            return self._construct(pickled, module, call, call.entries())
         loop = self.executors[""]
 
         async def make() -> Any:
             entries = call.entries()
             for entry in entries:
                 await _ready(entry)
-            return self._construct(pickled, call, entries)
+            return self._construct(pickled, module, call, entries)
 
         return asyncio.run_coroutine_threadsafe(make(), loop.loop)
 
-    def _construct(self, pickled: bytes, call: Call, entries: list[_objects.Entry]) -> Any:
+    def _construct(self, pickled: bytes, module: str, call: Call, entries: list[_objects.Entry]) -> Any:
         made = ["error", None]
         try:
-            made = self._made(pickled, call, entries)
+            made = self._made(pickled, module, call, entries)
         finally:
             self.making = "yes" if made[0] == "ok" else "no"
         return made
@@ -169,11 +169,13 @@ class Service:
         """Returns whether the actor instance exists ("no", "running" or "yes") and the pid, for a new control service that does not know."""
         return [self.making, os.getpid()]
 
-    def _made(self, pickled: bytes, call: Call, entries: list[_objects.Entry]) -> Any:
+    def _made(self, pickled: bytes, module: str, call: Call, entries: list[_objects.Entry]) -> Any:
         task = _context.Task(os.urandom(24).hex(), f"{self.class_name}.__init__")
         mark = _context.current.set(task)
         try:
             cls = pickle.loads(pickled)
+            if cls.__module__ != module:
+                cls = _in_module(cls, module)
             _wait(entries)
             args, kwargs = call.arguments(entries)
             instance = cls.__new__(cls)
@@ -547,6 +549,12 @@ def fetch(store: _objects.Store, id: str, again: bool) -> Any:
 
 def _answer_fetch(entry: _objects.Entry, future: concurrent.futures.Future[Any]) -> None:
     future.set_result(_found(entry))
+
+
+def _in_module(cls: type, module: str) -> type:
+    """Returns a subclass of the main program's class that belongs to another module. The class itself stays as the main program knows it:
+    instances of it may be sent back."""
+    return types.new_class(cls.__name__, (cls,), {}, lambda body: body.update(__module__=module, __qualname__=cls.__qualname__, __doc__=cls.__doc__))
 
 
 def task_error(title: str, err: BaseException, state: Any) -> BaseException:

@@ -128,9 +128,6 @@ class ActorClass:
     def __dir__(self) -> list[str]:
         return sorted({*dir(self.__ray_metadata__.modified_class), "remote", "options", "bind"})
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}"
-
     def __reduce__(self) -> Any:
         return _actor_class_again, (self.__ray_metadata__.modified_class, self._default_options)
 
@@ -186,7 +183,7 @@ def make_actor(cls: type, options: dict[str, Any]) -> ActorClass:
     _options.check_actor(options)
     if isinstance(cls, ActorClass):
         raise TypeError("The class is decorated already.")
-    made_type = type(f"ActorClass({cls.__name__})", (ActorClass,), {})
+    made_type = type(f"ActorClass({cls.__name__})", (ActorClass,), {"__module__": cls.__module__})
     made: ActorClass = object.__new__(made_type)
     made.__dict__["__ray_metadata__"] = Metadata(cls)
     made.__dict__["_default_options"] = dict(options)
@@ -200,6 +197,15 @@ def _actor_class_again(cls: type, options: dict[str, Any]) -> ActorClass:
 
 
 # Creation.
+
+
+def module_of(value: Any) -> str:
+    """Returns the module of a class or function, as its worker sees it: for that of the main program, the name of its file."""
+    name: str = getattr(value, "__module__", None) or ""
+    if name != "__main__":
+        return name
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    return (inspect.getmodulename(file) if file else None) or name
 
 
 def split_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], copy: bool = True) -> tuple[list[Any], Any, list[ObjectRef]]:
@@ -296,14 +302,14 @@ def _create(metadata: Metadata, args: tuple[Any, ...], kwargs: dict[str, Any], o
     _options.check_fits(strategy, _options.demand(options, 1.0), metadata.modified_class.__qualname__)  # scheduling an actor needs one CPU by default
     actor_id = os.urandom(12).hex() + state.job_id
     retries = options.get("max_task_retries") or 0
-    info = HandleInfo(actor_id, metadata.class_name, dict(metadata.methods), sorted(groups), metadata.modified_class.__module__, retries, metadata.parameters)
+    info = HandleInfo(actor_id, metadata.class_name, dict(metadata.methods), sorted(groups), module_of(metadata.modified_class), retries, metadata.parameters)
     env = _options.merged(state.runtime_env, _options.environment(options.get("runtime_env")))
     spec = {
         "job": state.job_id, "name": name, "namespace": namespace, "detached": detached, "get_if_exists": bool(options.get("get_if_exists")),
         "demand": _options.demand(options, 0.0), "strategy": strategy,
         "captures": _options.membership(strategy),
         "env": env, "class_name": metadata.class_name, "kind": kind, "groups": groups, "owner": state.process,
-        "construct": [metadata.pickled, metadata.class_name, frame, dependencies(refs, counted=True)],
+        "construct": [metadata.pickled, info.module, frame, dependencies(refs, counted=True)],
         "handle": info.to_wire(), "restarts": options.get("max_restarts") or 0, "group": _forming.membership(options),
     }  # fmt: skip
     client = client_of(actor_id)

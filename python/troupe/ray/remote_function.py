@@ -16,7 +16,7 @@ import cloudpickle
 from .. import _errors
 from . import _context, _objects, _options, _state, exceptions
 from ._objects import ERROR, Entry, ObjectRef
-from .actor import check_arguments, dependencies, split_arguments
+from .actor import check_arguments, dependencies, module_of, split_arguments
 
 _MOST_REQUESTS = 64  # lease requests of one shape that a process has pending at once
 _RETRIES = 3  # default number of retries of a task whose worker died
@@ -33,6 +33,7 @@ class RemoteFunction:
             raise ValueError("'async def' should not be used for remote tasks. You can wrap the async function with `asyncio.run(f())`.")
         self._function = function
         self._default_options = dict(options)
+        self._descriptor = f"{module_of(function)}.{getattr(function, '__qualname__', getattr(function, '__name__', 'function'))}"
         self._function_name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', getattr(function, '__name__', 'function'))}"
         self._pickled: tuple[bytes, bytes] | None = None
         try:
@@ -74,7 +75,7 @@ class RemoteFunction:
         parent = parent_task.placement if parent_task is not None and parent_task.placement else state.placement_group
         strategy = _options.strategy(given, parent)
         _options.check_fits(strategy, _options.demand(given, 1.0), self.__name__)
-        task = Task(task_id, self._function_name, given.get("name") or self.__name__, digest, pickled, frame, contents, refs, entries, count)
+        task = Task(task_id, self._descriptor, given.get("name") or self.__name__, digest, pickled, frame, contents, refs, entries, count)
         task.demand = _options.demand(given, 1.0)
         task.strategy = strategy
         task.env = _options.merged(state.runtime_env, _options.environment(given.get("runtime_env")))
