@@ -34,8 +34,8 @@ type valueRequest struct {
 	placed   bool // the body is fetched from a Place, and the owner was not asked
 }
 
-// Place is where the body of a value lies. Whoever sends a reference may send it along: the receiver then fetches the body without asking the
-// owner first. A Place that is out of date does no harm.
+// Place is where the body of a value lies. The owner may send it along with a reference: the receiver then fetches the body without asking
+// first. A Place that is out of date costs the receiver time: the value moves when the process that has it ends, so it is not kept.
 type Place struct {
 	Ref      wire.Ref
 	Location wire.Location
@@ -83,10 +83,9 @@ func (r *References) Get(ref wire.Reference, memory Memory, done func(Value, err
 	return r.wait(ref, &waiter{memory: memory, done: done})
 }
 
-// GetPlaced is Get of a value whose body is believed to lie at a place. If it does not, the owner is asked. The caller knows that the value
-// exists as long as it waits for it.
+// GetPlaced is Get of a value whose body is believed to lie at a place. If it does not, the owner is asked.
 func (r *References) GetPlaced(ref wire.Reference, at Place, memory Memory, done func(Value, error)) (cancel func()) {
-	if ref.Owner == r.ep.session || at.Ref.Owner == "" || at.Ref.Owner == r.ep.session {
+	if ref.Owner == r.ep.session || at.Ref.Owner == "" || at.Ref.Owner == r.ep.session || at.Ref.Len <= 0 {
 		return r.Get(ref, memory, done)
 	}
 	w := &waiter{memory: memory, done: done}

@@ -26,18 +26,17 @@ func dropCopied(region []byte) error {
 	if entries == nil {
 		return unix.Madvise(region, unix.MADV_DONTNEED)
 	}
-	if !scanUnknown.Load() {
-		err := dropScanned(entries, region)
-		if err != unix.ENOTTY && err != unix.EINVAL { // kernels before 6.7
-			return err
+	if !scanRefused.Load() {
+		if dropScanned(entries, region) == nil {
+			return nil
 		}
-		scanUnknown.Store(true)
+		scanRefused.Store(true)
 	}
 	return dropRead(entries, region)
 }
 
-// scanUnknown: the kernel has no PAGEMAP_SCAN.
-var scanUnknown atomic.Bool
+// scanRefused: PAGEMAP_SCAN does not work here. Kernels before 6.7 do not have it, and a sandbox may refuse it.
+var scanRefused atomic.Bool
 
 // The request PAGEMAP_SCAN of /proc/self/pagemap, and its categories of pages. It finds the pages of a category without an entry for each
 // page: a region that was not touched takes microseconds.
@@ -71,6 +70,9 @@ func dropScanned(entries *os.File, region []byte) error {
 		n, _, errno := unix.Syscall(unix.SYS_IOCTL, entries.Fd(), scanRequest, uintptr(unsafe.Pointer(&a)))
 		if errno != 0 {
 			return errno
+		}
+		if a.walkEnd <= a.start { // it would never end
+			return unix.EINVAL
 		}
 		for _, r := range runs[:n] {
 			if err := unix.Madvise(region[r.start-base:r.end-base], unix.MADV_DONTNEED); err != nil {

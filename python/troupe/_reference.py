@@ -28,7 +28,7 @@ class Reference(Waitable):
     arrives as a reference. The owner keeps the value until no process has a reference to it.
     """
 
-    _place: bytes | None = None  # where the value lies; None: the core was not asked yet
+    _place = b""  # where the value lies, as the sender of the reference said; empty: unknown
 
     def __init__(self, session: _session.Session, owner: str, number: int) -> None:
         """Takes over one count of the reference, which __del__ gives back."""
@@ -78,17 +78,16 @@ class Reference(Waitable):
             self._watching = self._core.send(self, lambda token: self._ask(token, _READY))
 
     def _ask(self, token: int, how: int) -> int:
-        place = self._place or b""
+        place = self._place
         return int(self._core.lib.troupe_get(token, self._session.id, self._owner.encode(), self._number, how, place, len(place)))
 
     def uncounted(self) -> list[Any]:
         """Returns the fields of UncountedReference, for a message to a process that uses the value only while this one keeps its reference."""
-        if self._place is None:
+        place = b""
+        if self._owner == self._session.session:
             room = ctypes.create_string_buffer(_PLACE)
-            own = self._owner == self._session.session
-            n = self._core.lib.troupe_place(self._session.id, self._number, room, _PLACE) if own else 0
-            self._place = room.raw[: max(n, 0)]
-        return [self._owner, self._number, self._place]
+            place = room.raw[: max(self._core.lib.troupe_place(self._session.id, self._number, room, _PLACE), 0)]
+        return [self._owner, self._number, place]
 
     def done(self) -> bool:
         """Returns whether the value exists or its call has failed. The first call asks the owner and does not wait for the answer."""

@@ -190,6 +190,18 @@ def test_argument_that_is_also_kept(session):
     assert ray.get(reader.kept.remote(), timeout=60) == 5.0
 
 
+def test_argument_whose_maker_has_died(session):
+    """A second receiver does not wait for the process that had the object when the first one read it."""
+    maker, one, two = Reader.remote(), Reader.remote(), Reader.remote()
+    ref = maker.made.remote()
+    assert ray.get(one.first.remote(ref), timeout=60) == 3.0
+    assert ray.get([ref, two.pid.remote()], timeout=60)[0][0] == 3.0
+    kill(maker)
+    began = time.monotonic()
+    assert ray.get(two.first.remote(ref), timeout=60) == 3.0
+    assert time.monotonic() - began < 2.0
+
+
 def test_argument_of_the_actor_that_owns_it(session):
     owner, other = Reader.remote(), Reader.remote()
     ref = ray.get(owner.give.remote())["ref"]

@@ -751,6 +751,7 @@ class Client:
             return may
 
     def _may_send(self) -> bool:
+        """Returns what take_turn does, without taking the turn; the caller holds the lock."""
         return self._handle is not None and self._dead is None and not self._pumping and not any(self._queues.values())
 
     def end_turn(self) -> None:
