@@ -83,6 +83,24 @@ func TestARegionIsRewrittenAfterTheLastRelease(t *testing.T) {
 	require.Equal(t, place, at(a.Alloc(ownSeg)), "the last one to become idle is the first to be used")
 }
 
+// TestLockedPagesAreNotReused: a region whose reader cannot give up the pages that it wrote to never gets another body.
+func TestLockedPagesAreNotReused(t *testing.T) {
+	dir := privateDir(t)
+	a := openArena(t, quiet(dir))
+	r := newReader(t, quiet(dir))
+	body := a.Alloc(inSlab)
+	fill(body, 1)
+	place := at(body)
+	got := attach(r, a.Locate(body), inSlab)
+	require.NoError(t, syscall.Mlock(got))
+	fill(got, 2)
+	require.True(t, r.Release(got))
+	require.True(t, a.Free(body))
+	time.Sleep(100 * time.Millisecond) // longer than a release takes
+	require.Equal(t, 1, a.Stats().Lent)
+	require.NotEqual(t, place, at(a.Alloc(inSlab)))
+}
+
 // TestAFreedBodyCannotBeClaimed: not under its old generation, and neither is what came after it.
 func TestAFreedBodyCannotBeClaimed(t *testing.T) {
 	dir := privateDir(t)

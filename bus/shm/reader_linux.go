@@ -85,6 +85,7 @@ type loan struct {
 	released  bool // by this process
 	detaching bool // a goroutine copies it in place; the end of that does what a release has to do
 	detached  bool // all of its pages are private, and the owner knows that it is not read any more
+	stuck     bool // it has private pages that cannot be dropped: the region never returns to its owner
 }
 
 const (
@@ -370,7 +371,10 @@ func (r *Reader) Release(body []byte) bool {
 // drop gives up the pages of a released region that this process has for itself, and returns the region.
 func (r *Reader) drop(l *loan) {
 	if err := dropCopied(l.bytes()); err != nil { // the loan keeps it mapped
-		r.cfg.Logger.Warn("shm: pages that were copied cannot be dropped", "error", err)
+		r.cfg.Logger.Warn("shm: pages that were copied cannot be dropped, so their region is not used again; does this process lock its memory?", "error", err)
+		r.mu.Lock()
+		l.stuck = true
+		r.mu.Unlock()
 	}
 	r.returnUnread(l)
 }
@@ -426,7 +430,7 @@ func (r *Reader) detach(o *owner, m message) {
 // returnUnread ends a loan, and tells the owner that its region is not read any more, if neither this process nor a child of it can.
 func (r *Reader) returnUnread(l *loan) {
 	r.mu.Lock()
-	if !l.released || l.children > 0 || l.detaching || l.mapping.loans[l.offset] != l {
+	if !l.released || l.children > 0 || l.detaching || l.stuck || l.mapping.loans[l.offset] != l {
 		r.mu.Unlock()
 		return
 	}
