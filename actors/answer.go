@@ -64,7 +64,13 @@ func (w *Worker) answerLocked(c *call, body []byte, err error, now time.Time) {
 			}
 		}
 	}
-	c.reply = w.host.ep.Reply(c.caller.inbox, c.header, &h, buf, body, c.refs, w.host.running.Load() > 0, onDone)
+	more := w.host.running.Load() > 0
+	var batch bus.WriteBatch
+	if !more && w.writesAnswer(c) {
+		batch = w.host.ep.Bus().BatchWrites()
+	}
+	c.reply = w.host.ep.Reply(c.caller.inbox, c.header, &h, buf, body, c.refs, more, onDone)
+	batch.Flush(true)
 	if h.Keep {
 		c.refs = bus.Retained{} // they belong to the kept body
 	}
@@ -76,6 +82,14 @@ func (w *Worker) answerLocked(c *call, body []byte, err error, now time.Time) {
 	}
 	c.phase = answered
 	w.keepAnswer(c)
+}
+
+// writesAnswer reports whether this goroutine should write the answer to the socket, which saves the wake-up of NATS's
+// flushing goroutine. It should not if other answers follow soon, because one write then sends them all; nor in a role
+// of one worker, where nothing else is to be done meanwhile: a woken thread polls the network, and sees the next message
+// sooner.
+func (w *Worker) writesAnswer(c *call) bool {
+	return w.spec.World > 1 && c.binding != nil && c.binding.queue.waiting.len() == 0 && len(w.host.workCh) == 0
 }
 
 // boundedError is the error with texts short enough for a frame.

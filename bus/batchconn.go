@@ -57,7 +57,8 @@ const (
 // deadline, or up to an eighth of its time sooner.
 type batchConn struct {
 	net.Conn
-	raw syscall.RawConn // nil: not a socket
+	raw   syscall.RawConn // nil: not a socket
+	tried rawWrite        // of the active writer
 
 	bodies sync.Mutex // locked before mu, while a body waits and is written: bodies take turns
 
@@ -82,6 +83,7 @@ func newBatchConn(c net.Conn) *batchConn {
 	w.room.L = &w.mu
 	if s, ok := c.(syscall.Conn); ok {
 		w.raw, _ = s.SyscallConn() // without it, every write may block
+		w.tried.do = w.tried.write
 	}
 	return w
 }
@@ -217,10 +219,10 @@ func (w *batchConn) try(p []byte) (n int, err error) {
 		return w.wait(p)
 	}
 	_ = w.SetWriteDeadline(time.Now().Add(writeWithin)) // an expired deadline would fail this write too
-	outer := w.raw.Write(func(fd uintptr) bool {
-		n, err = syscall.Write(int(fd), p)
-		return true
-	})
+	t := &w.tried
+	t.p, t.n, t.err = p, 0, nil
+	outer := w.raw.Write(t.do)
+	n, err, t.p = t.n, t.err, nil
 	switch {
 	case outer != nil:
 		return max(n, 0), outer
@@ -230,6 +232,19 @@ func (w *batchConn) try(p []byte) (n int, err error) {
 		return n, errFull
 	}
 	return max(n, 0), err
+}
+
+// rawWrite is a write that does not block. One serves all writes of a connection, because a function for each would be allocated.
+type rawWrite struct {
+	p   []byte
+	n   int
+	err error
+	do  func(fd uintptr) bool
+}
+
+func (t *rawWrite) write(fd uintptr) bool {
+	t.n, t.err = syscall.Write(int(fd), t.p)
+	return true
 }
 
 func (w *batchConn) wait(p []byte) (int, error) {
