@@ -8,13 +8,17 @@ import (
 )
 
 func TestCopiesOfAllSizes(t *testing.T) {
-	for _, n := range []int{0, 1, copyPiece - 1, copyPiece, copyPiece + 1, 5*copyPiece + 17} {
-		from, to := make([]byte, n), make([]byte, n)
-		for i := range from {
-			from[i] = byte(i*7 + i>>12)
+	for _, n := range []int{0, 1, copyPiece - 1, copyPiece, copyPiece + 1, 5*copyPiece + 17, pastCaches, pastCaches + 4097} {
+		for _, shift := range []int{0, 5} { // the start of a cache line, and the middle of one
+			from, to := make([]byte, n), make([]byte, shift+n+1)
+			for i := range from {
+				from[i] = byte(i*7 + i>>12)
+			}
+			copyLarge(to[shift:shift+n], from)
+			require.True(t, bytes.Equal(from, to[shift:shift+n]), "%d bytes", n)
+			require.Equal(t, make([]byte, shift), to[:shift])
+			require.Zero(t, to[shift+n])
 		}
-		copyLarge(to, from)
-		require.True(t, bytes.Equal(from, to), "%d bytes", n)
 	}
 }
 
