@@ -404,9 +404,11 @@ def read_args(codec: _codec.Codec, body: Any) -> tuple[list[Any], dict[str, Any]
     if not len(body):
         return [], _NONE
     value = codec.decode(body)
-    if type(value) is not list or len(value) != 2 or type(value[0]) is not list or not isinstance(value[1], (dict, type(None))):
-        raise _errors.MalformedError("the body of a call must be [positional, named]: a list, and a map or nil")
-    return value[0], value[1] or _NONE
+    if type(value) is list and len(value) == 2:
+        args, kwargs = value
+        if type(args) is list and (kwargs is None or type(kwargs) is dict):
+            return args, kwargs or _NONE
+    raise _errors.MalformedError("the body of a call must be [positional, named]: a list, and a map or nil")
 
 
 def is_coroutine_function(function: Any) -> bool:

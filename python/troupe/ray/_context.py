@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any
 
 
 class Task:
     """A task or an actor method call."""
 
-    __slots__ = ("_children", "assigned", "cancelled", "devices", "function", "id", "lease", "name", "placement")
+    # Defaults are class attributes because every call pays for creating an instance.
+    lease = ""
+    devices: Mapping[str, list[str]] = MappingProxyType({})
+    assigned: Mapping[str, float] = MappingProxyType({})
+    placement: Any = None
+    cancelled = False
+    _children: weakref.WeakSet[Any] | None = None
 
-    def __init__(self, id: str, name: str, lease: str = "", devices: dict[str, list[str]] | None = None) -> None:
-        self.id, self.name, self.lease = id, name, lease
-        self.devices = devices or {}
-        self.function = name  # or method name
-        self.assigned: dict[str, float] = {}
-        self.placement: Any = None
-        self.cancelled = False
-        self._children: weakref.WeakSet[Any] | None = None
+    def __init__(self, id: str, name: str, function: str) -> None:
+        self.id, self.name, self.function = id, name, function  # function: or method
 
     @property
     def children(self) -> weakref.WeakSet[Any]:

@@ -18,6 +18,7 @@ import sys
 import threading
 import traceback
 import types
+from collections.abc import Mapping
 from typing import Any
 
 from .. import _codec
@@ -26,7 +27,9 @@ from .._call import IncomingCall
 from .._core import CANCEL
 from .._serve import Object, read_args
 from . import _context, _control, _objects, _process_title, _serialize, _state, exceptions
+from ._serialize import Frame
 
+_NO_EXTRA: dict[str, Any] = {}
 _OBJECT_REQUESTS = 1_000_000  # limit of queued requests for objects
 _FUNCTIONS = 512  # unpickled functions that a worker caches
 _EXIT = 0
@@ -52,13 +55,13 @@ class ActorExit(SystemExit):
 
 
 class Call:
-    """An incoming call: [id, name, frame of (args, kwargs), dependencies, number of results, extra]."""
+    """An incoming call: [id, name, frame of (args, kwargs), dependencies, number of results, extra]. The last three may be absent."""
 
     __slots__ = ("deps", "extra", "frame", "id", "kept", "method", "returns")
 
-    def __init__(self, id: str, method: str, frame: list[Any], deps: list[Any], returns: int, extra: dict[str, Any]) -> None:
+    def __init__(self, id: str, method: str, frame: Frame, deps: list[Any] = _serialize.NONE, returns: int = 1, extra: dict[str, Any] = _NO_EXTRA) -> None:
         self.id, self.method, self.frame, self.deps, self.returns, self.extra = id, method, frame, deps, returns, extra
-        self.kept: list[Any] = _serialize.held(frame) if frame[2] or frame[3] else []
+        self.kept = _serialize.held(frame) if type(frame) is list else ()
 
     def entries(self) -> list[_objects.Entry]:
         """Returns the entries of the dependencies and starts to fetch those that are not local."""
@@ -87,7 +90,7 @@ class Call:
 class DependencyError(Exception):
     """Raised when a dependency failed; the dependency's error frame becomes the call's result."""
 
-    def __init__(self, frame: list[Any]) -> None:
+    def __init__(self, frame: Frame) -> None:
         super().__init__("a dependency failed")
         self.frame = frame
 
@@ -140,7 +143,7 @@ class Service:
 
     # Lifecycle.
 
-    def construct(self, pickled: bytes, module: str, frame: list[Any], deps: list[Any]) -> Any:
+    def construct(self, pickled: bytes, module: str, frame: Frame, deps: list[Any]) -> Any:
         """Creates the actor instance, whose class gets this module, and returns ["ok", pid] or ["error", frame]. For an async actor, returns a future of that."""
         self.making = "running"
         self.start_executors()
@@ -170,7 +173,7 @@ class Service:
         return [self.making, os.getpid()]
 
     def _made(self, pickled: bytes, module: str, call: Call, entries: list[_objects.Entry]) -> Any:
-        task = _context.Task(os.urandom(24).hex(), f"{self.class_name}.__init__")
+        task = _context.Task(os.urandom(24).hex(), f"{self.class_name}.__init__", "__init__")
         mark = _context.current.set(task)
         try:
             cls = pickle.loads(pickled)
@@ -244,17 +247,13 @@ class Service:
         if call.id in self.cancelled:
             self.cancelled.discard(call.id)
             return self.failed(call, exceptions.TaskCancelledError(call.id))
-        extra = call.extra
-        if not extra:
-            task = _context.Task(call.id, self.title_of(call))
-        else:
-            task = _context.Task(call.id, extra.get("name") or self.title_of(call), extra.get("lease", ""), extra.get("devices"))
-            task.assigned = extra.get("demand") or {}
-            task.placement = extra.get("placement")
-        task.function = call.method
+        task = self.running[call.id] = self.task_of(call)
         mark = _context.current.set(task)
-        self.running[call.id] = task
-        undo = self._enter_task(call, task) if self.kind == "task" else self._enter_method(call) if self.current == call.id else None
+        undo = None
+        if self.kind == "task":
+            undo = self._enter_task(task)
+        elif self.current == call.id:
+            _process_title.set_title("ray::" + task.name)  # await_some resets it when the process is idle
         try:
             function = self.function_of(call)
             if call.deps:
@@ -269,7 +268,7 @@ class Service:
             if self.exiting:
                 end_process()
             del args, kwargs
-            return self.succeeded(call, value)
+            return self.succeeded(call, task, value)
         except DependencyError as err:
             return [_objects.ERROR, err.frame]
         except ActorExit:
@@ -289,9 +288,19 @@ class Service:
             _context.current.reset(mark)
             if undo is not None:
                 undo()
-            call.kept.clear()
+            call.kept = ()
 
-    def _enter_task(self, call: Call, task: _context.Task) -> Any:
+    def task_of(self, call: Call) -> _context.Task:
+        extra = call.extra
+        if not extra:
+            return _context.Task(call.id, self.title_of(call), call.method)
+        task = _context.Task(call.id, extra.get("name") or self.title_of(call), call.method)
+        if "lease" in extra:
+            task.lease, task.devices = extra["lease"], extra.get("devices") or {}
+            task.assigned, task.placement = extra.get("demand") or {}, extra.get("placement")
+        return task
+
+    def _enter_task(self, task: _context.Task) -> Any:
         """Sets the process title, the visible devices and the thread count for a task. Returns a function that undoes it."""
         _process_title.set_title(f"ray::{task.name}")
         before = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -313,11 +322,6 @@ class Service:
 
         return undo
 
-    def _enter_method(self, call: Call) -> Any:
-        """Sets the process title while a method runs on the main thread."""
-        _process_title.set_title(f"ray::{call.extra.get('name') or f'{self.class_name}.{call.method}'}")
-        return None  # await_some resets the title when the process is idle
-
     def _system_exit(self, err: SystemExit) -> Any:
         if err.code == 0:
             tell_exit("the exit code is 0")
@@ -336,16 +340,16 @@ class Service:
         return function
 
     def method_of(self, name: str) -> Any:
+        function = getattr(type(self.instance), name, None)  # looked up on the class, since an instance attribute may have the same name
+        bound = self.bound.get(name)
+        if bound is not None and bound.__func__ is function:
+            return bound
         if name == "__ray_ready__":
             return lambda: True
         if name == "__ray_terminate__":
             return exit_actor
         if name == "__ray_call__":
             return lambda function, *args, **kwargs: function(self.instance, *args, **kwargs)
-        function = getattr(type(self.instance), name, None)  # looked up on the class, since an instance attribute may have the same name
-        bound = self.bound.get(name)
-        if bound is not None and bound.__func__ is function:
-            return bound
         if isinstance(function, types.FunctionType) and not self._is_static(name):
             bound = self.bound[name] = types.MethodType(function, self.instance)
             return bound
@@ -354,9 +358,8 @@ class Service:
     def _is_static(self, name: str) -> bool:
         return isinstance(inspect.getattr_static(type(self.instance), name), staticmethod)
 
-    def succeeded(self, call: Call, value: Any) -> Any:
-        task = self.running.get(call.id)
-        if self.kind in ("sync", "threaded") and task is not None and task.cancelled:
+    def succeeded(self, call: Call, task: _context.Task, value: Any) -> Any:
+        if task.cancelled and self.kind in ("sync", "threaded"):
             return self.failed(call, exceptions.TaskCancelledError(call.id))
         try:
             if call.returns < 2:
@@ -439,10 +442,8 @@ class Service:
         if call.id in self.cancelled:
             self.cancelled.discard(call.id)
             return self.failed(call, exceptions.TaskCancelledError(call.id))
-        task = _context.Task(call.id, call.extra.get("name") or self.title_of(call))
-        task.function = call.method
+        task = self.running[call.id] = self.task_of(call)
         _context.current.set(task)
-        self.running[call.id] = task
         try:
             entries = call.entries()
             for entry in entries:
@@ -454,7 +455,7 @@ class Service:
             if self.exiting:
                 end_process()
             del args, kwargs
-            return self.succeeded(call, value)
+            return self.succeeded(call, task, value)
         except DependencyError as err:
             return [_objects.ERROR, err.frame]
         except (ActorExit, exceptions.AsyncioActorExit):
@@ -469,7 +470,7 @@ class Service:
             return self.failed(call, err)
         finally:
             self.running.pop(call.id, None)
-            call.kept.clear()
+            call.kept = ()
 
     def cancel_call(self, id: str, force: bool, recursive: bool) -> str:
         """Cancels a call. Returns "running" if the call has been signalled, "queued" if it will not start, "no" if it cannot be
@@ -617,7 +618,7 @@ def cancel_object(store: _objects.Store, id: str, force: bool, recursive: bool) 
 _warm_torch: Any = None  # torch, if it was imported before this process was forked and so has not seen OMP_NUM_THREADS
 
 
-def set_threads(assigned: dict[str, float]) -> bool:
+def set_threads(assigned: Mapping[str, float]) -> bool:
     """Sets OMP_NUM_THREADS to the CPUs of a task or actor, unless it is already set. Returns whether it was set here."""
     if "OMP_NUM_THREADS" in os.environ:
         return False

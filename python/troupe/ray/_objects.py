@@ -21,6 +21,7 @@ from typing import Any
 from .. import _core, _errors, _reference
 from . import _context, _serialize, _state, exceptions
 from ._ids import role_of
+from ._serialize import Frame
 
 _POLITE = 0.001  # seconds the reader thread leaves a completion to threads that wait for one
 _LATE = 0.05  # seconds between polls for completions while calls are pending but no object is watched
@@ -50,14 +51,14 @@ class Entry:
         self.id, self.owner = id, owner
         self._waiters: list[Any] = []
 
-    def set(self, kind: int, frame: list[Any], kept: Any = None) -> None:
+    def set(self, kind: int, frame: Frame, kept: Any = None) -> None:
         """Completes the entry and wakes its waiters. Only the first call has an effect; any thread may call it."""
         if self._done:
             return
         if type(kept) is UnreadError and _error_is_handled in self._waiters:
             kept.read = True
         self.kind, self.body = kind, frame
-        self.kept = kept if kept is not None else _serialize.held(frame) if frame[2] or frame[3] else ()
+        self.kept = kept if kept is not None else _serialize.held(frame) if type(frame) is list else ()
         self.call = None
         self._done = True
         for wake in list(self._waiters):
@@ -97,7 +98,7 @@ class Entry:
             return self.lent_ref, False
         return self.share(), True
 
-    def set_result(self, frame: list[Any], ref: Any) -> None:
+    def set_result(self, frame: Frame, ref: Any) -> None:
         """Sets the result of a call made by this process. ref, if given, refers to the answer held by the worker. The frame lies in memory
         that this process has mapped, so it outlives the worker."""
         if ref is not None and _serialize.size(frame) >= _SHARED:
@@ -133,8 +134,8 @@ class Entry:
             return False
         if self.body is None:
             self.kind = kind
-            if frame[2] or frame[3]:
-                self.kept = (self.kept, _serialize.held(frame))
+            if inside := _serialize.held(frame):
+                self.kept = (self.kept, inside)
             self.body = frame
         return True
 
@@ -174,10 +175,10 @@ class Entry:
         if self._done and type(self.kept) is UnreadError:
             self.kept.read = True
 
-    def error_frame(self) -> list[Any]:
+    def error_frame(self) -> Frame:
         """Returns the frame of the error, which becomes the error of another object."""
         self.handled()
-        frame: list[Any] = self.body
+        frame: Frame = self.body
         return frame
 
 
@@ -191,7 +192,7 @@ class UnreadError:
 
     __slots__ = ("frame", "read", "store")
 
-    def __init__(self, frame: list[Any]) -> None:
+    def __init__(self, frame: Frame) -> None:
         state = _state.current()
         self.frame, self.store = frame, None if state is None else state.store
         self.read = False
@@ -202,7 +203,7 @@ class UnreadError:
             later(lambda: _report_unread(frame), self.store)
 
 
-def _report_unread(frame: list[Any]) -> None:
+def _report_unread(frame: Frame) -> None:
     """Reports the exception of a method or task, or the end of its worker. Other errors, such as those of calls to an actor that was killed,
     are often intended."""
     error = _serialize.loads(frame)
@@ -221,7 +222,7 @@ def as_raised(error: Any) -> BaseException:
     return error if isinstance(error, BaseException) else exceptions.RaySystemError(error)
 
 
-def _dump_error(error: BaseException) -> list[Any]:
+def _dump_error(error: BaseException) -> Frame:
     try:
         frame, _ = _serialize.dumps(error)
         _serialize.loads(frame)
@@ -231,7 +232,7 @@ def _dump_error(error: BaseException) -> list[Any]:
         return frame
 
 
-def fail(entries: Sequence[Entry], frame: list[Any]) -> None:
+def fail(entries: Sequence[Entry], frame: Frame) -> None:
     """Sets the results of a call that failed."""
     unread = UnreadError(frame)
     for entry in entries:
@@ -682,7 +683,7 @@ def when_fetched(future: Any, do: Callable[[Any], None]) -> None:
     future._when_fetched(do)
 
 
-def set_results(entries: list[Entry], kind: int, answer: list[Any], future: Any) -> None:
+def set_results(entries: list[Entry], kind: int, answer: Any, future: Any) -> None:
     """Sets the entries of a call's results from its answer."""
     if kind == SEVERAL:
         for entry, frame in zip(entries, answer, strict=False):
@@ -832,7 +833,7 @@ def ref_of_wire(wire: list[Any]) -> ObjectRef:
     return ObjectRef(_state.require().store.of_wire(*wire))
 
 
-def _put_frame(frame: list[Any]) -> Any:
+def _put_frame(frame: Frame) -> Any:
     """Stores a copy of a frame in the core and returns a Troupe reference to it."""
     from .. import _codec
     from .._session import current
@@ -871,7 +872,7 @@ def put(value: Any, *, _owner: Any = None, _tensor_transport: Any = None) -> Obj
         raise TypeError("Calling 'put' on an ray.ObjectRef is not allowed. If you really want to do this, wrap the ray.ObjectRef in a list and call 'put' on it.")
     entry = _state.require().store.new()
     frame, contents = _serialize.dumps(value)
-    if not frame[1]:
+    if type(frame) is not list or not frame[1]:
         entry.set(VALUE, frame, contents)
     elif _serialize.size(frame) < _SHARED:
         _serialize.copy_buffers(frame)

@@ -1,13 +1,14 @@
 """Values as frames: a pickle, its large buffers out of band, and the references and handles it contains.
 
-A frame is a list [pickle, buffers, references, handles] that msgpack with Troupe's array types can encode. A receiver registers the
-references and handles of a frame on arrival, before it unpickles anything.
+A frame is a list [pickle, buffers, references, handles] that msgpack with Troupe's array types can encode, or, for most values, the pickle
+alone. A receiver registers the references and handles of a frame on arrival, before it unpickles anything.
 """
 
 from __future__ import annotations
 
 import pickle
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import cloudpickle
@@ -15,6 +16,8 @@ import cloudpickle
 from .._codec import Tensor
 
 _OUT_OF_BAND = 4096  # buffers of at least this many bytes are sent outside the pickle
+
+Frame = bytes | list[Any]
 
 _local = threading.local()
 
@@ -48,10 +51,10 @@ def note_handle(handle: Any) -> None:
         contents.handles.append(handle)
 
 
-def dumps(value: Any) -> tuple[list[Any], Contents]:
+def dumps(value: Any) -> tuple[Frame, Contents]:
     """Returns the frame of a value and its contents. The sender keeps the contents alive until the receiver has registered them."""
     if type(value) in PLAIN:
-        return dumps_plain(value), EMPTY
+        return pickle.dumps(value, 5), EMPTY
     buffers: list[Any] = []
     contents = Contents()
     outer = getattr(_local, "contents", None)
@@ -60,13 +63,9 @@ def dumps(value: Any) -> tuple[list[Any], Contents]:
         data = _pickled(value, buffers)
     finally:
         _local.contents = outer
-    frame = [data, buffers, [r._wire_with_value() for r in contents.refs], [h._wire() for h in contents.handles]]
-    return frame, contents
-
-
-def dumps_plain(value: Any) -> list[Any]:
-    """Returns the frame of a value that consists of PLAIN types."""
-    return [pickle.dumps(value, protocol=5), NONE, NONE, NONE]
+    if not (buffers or contents.refs or contents.handles):
+        return data, EMPTY
+    return [data, buffers, [r._wire_with_value() for r in contents.refs], [h._wire() for h in contents.handles]], contents
 
 
 def _pickled(value: Any, buffers: list[Any]) -> bytes:
@@ -80,10 +79,10 @@ def _pickled(value: Any, buffers: list[Any]) -> bytes:
     return bytes(cloudpickle.dumps(value, protocol=5, buffer_callback=beside))
 
 
-def loads(frame: list[Any]) -> Any:
+def loads(frame: Frame) -> Any:
     """Unpickles a new copy of the value. Its large arrays are read-only views of the frame."""
-    if not frame[1]:
-        return pickle.loads(frame[0])
+    if type(frame) is not list:
+        return pickle.loads(frame)  # type: ignore[arg-type]
     return pickle.loads(frame[0], buffers=[_read_only(b) for b in frame[1]])
 
 
@@ -93,20 +92,24 @@ def _read_only(buffer: Any) -> Any:
     return memoryview(buffer).toreadonly().cast("B")
 
 
-def size(frame: list[Any]) -> int:
+def size(frame: Frame) -> int:
     """Returns the approximate size of a frame in bytes."""
+    if type(frame) is not list:
+        return len(frame)
     return len(frame[0]) + sum(len(_read_only(b)) for b in frame[1])
 
 
-def copy_buffers(frame: list[Any]) -> None:
+def copy_buffers(frame: Frame) -> None:
     """Replaces the frame's buffers by copies, since the code that created them may write to them."""
+    if type(frame) is not list:
+        return
     frame[1] = [Tensor("uint8", (len(data),), data) for data in (bytes(_read_only(b)) for b in frame[1])]
 
 
-def held(frame: list[Any]) -> list[Any]:
+def held(frame: Frame) -> Sequence[Any]:
     """Returns the references and handles of a frame as objects of this process. They keep the referenced objects and actors alive."""
-    if not frame[2] and not frame[3]:
-        return []
+    if type(frame) is not list or not (frame[2] or frame[3]):
+        return ()
     from . import _objects, actor
 
     return [_objects.ref_of_wire(r) for r in frame[2]] + [actor.handle_of_wire(h) for h in frame[3]]

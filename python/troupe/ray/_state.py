@@ -38,7 +38,6 @@ class State:
         self.runtime_env: dict[str, Any] = {}  # the job's environment, merged with the actor's
         self.accelerators: dict[str, list[str]] = {}  # ids assigned to this process, by resource name
         self.assigned: dict[str, float] = {}  # resources assigned to this actor or task
-        self.pid = os.getpid()
         self.store: Any = None  # _objects.Store
         self.actor_namespace = ""
         self.announced = ""  # in the driver that started the session: the file through which other drivers find it
@@ -64,13 +63,13 @@ _lock = threading.RLock()
 
 
 def current() -> State | None:
-    state = _current
-    return state if state is not None and state.pid == os.getpid() else None
+    """Returns the state of this process; None before init and in a forked child."""
+    return _current
 
 
 def require() -> State:
     """Returns the state of this process, which becomes the driver of a local session if it has none."""
-    state = current()
+    state = _current
     if state is None:
         from . import _session
 
@@ -81,6 +80,9 @@ def require() -> State:
 def set_current(state: State | None) -> None:
     global _current
     _current = state
+
+
+os.register_at_fork(after_in_child=lambda: set_current(None))
 
 
 class Reply:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import pickle
 import sys
 import threading
 import weakref
@@ -18,7 +19,7 @@ from .._future import Future
 from . import _context, _forming, _host, _objects, _options, _serialize, _state, exceptions
 from ._ids import ActorID
 from ._objects import ERROR, LENT, PENDING, SHARED, VALUE, Entry, ObjectRef
-from ._serialize import NONE
+from ._serialize import NONE, Frame
 
 _NO_EXTRA: dict[str, Any] = {}
 _BUILTIN = ("__init__", "__ray_ready__", "__ray_call__", "__ray_terminate__")
@@ -208,11 +209,11 @@ def module_of(value: Any) -> str:
     return (inspect.getmodulename(file) if file else None) or name
 
 
-def split_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], copy: bool = True) -> tuple[list[Any], Any, list[ObjectRef]]:
+def split_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], copy: bool = True) -> tuple[Frame, Any, list[ObjectRef]]:
     """Returns the arguments as a frame with a slot for each reference, the frame's contents, and the references. Without copy, the frame
     refers to the caller's arrays and is valid only until the caller may change them, that is, until the remote call returns."""
     if not kwargs and _serialize.PLAIN.issuperset(map(type, args)):
-        return _serialize.dumps_plain((args, kwargs)), _serialize.EMPTY, NONE
+        return pickle.dumps((args, kwargs), 5), _serialize.EMPTY, NONE
     refs: list[ObjectRef] = NONE
     for value in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(value, ObjectRef):
@@ -220,7 +221,7 @@ def split_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], copy: bool = 
             args, kwargs = _with_slots(args, kwargs, refs)
             break
     frame, contents = _serialize.dumps((args, kwargs))
-    if copy and frame[1]:
+    if copy:
         _serialize.copy_buffers(frame)
     return frame, contents, refs
 
@@ -578,7 +579,7 @@ class Pending:
     retried: Any = None  # the exceptions that are retried
 
     def __init__(
-        self, client: Client, id: str, method: str, group: str, returns: int, frame: list[Any], contents: Any, refs: list[ObjectRef], entries: list[Entry], hold: Any
+        self, client: Client, id: str, method: str, group: str, returns: int, frame: Frame, contents: Any, refs: list[ObjectRef], entries: list[Entry], hold: Any
     ) -> None:
         self.client, self.id, self.hold = client, id, hold
         self.method, self.group, self.returns = method, group, returns
@@ -591,7 +592,7 @@ class Pending:
 
     def own_arguments(self) -> None:
         """Copies the arrays in the arguments, which the caller may change from now on. Repeated calls have no effect."""
-        if not self.owns_arguments and self.frame[1]:
+        if not self.owns_arguments:
             _serialize.copy_buffers(self.frame)
         self.owns_arguments = True
 
@@ -615,7 +616,7 @@ class Pending:
                 return entry
         return None
 
-    def fail(self, frame: list[Any]) -> None:
+    def fail(self, frame: Frame) -> None:
         _objects.fail(self.entries, frame)
 
     def fail_with(self, error: BaseException) -> None:
@@ -633,7 +634,7 @@ class Client:
         self._lock = threading.RLock()
         self._queues: dict[str, deque[Pending]] = {}  # calls to send, by concurrency group
         self._handle: Any = None  # the Troupe handle of the actor's worker
-        self._dead: list[Any] | None = None
+        self._dead: Frame | None = None
         self._asked = False
         self._numbers: dict[str, int] = {}  # calls sent so far, by concurrency group
         self._submitted = 0
@@ -696,7 +697,7 @@ class Client:
         elif error is not None or "dead" in found:
             self._died(found and found["dead"], error)
 
-    def killed(self, cause: list[Any]) -> None:
+    def killed(self, cause: Frame) -> None:
         """Records that this process killed the actor. Later calls fail at once; pending calls fail when the actor's process ends."""
         with self._lock:
             self._asked, self._dead = True, cause
@@ -725,22 +726,18 @@ class Client:
         with self._lock:
             self._submitted += 1
             call.number = self._submitted
-            direct = not call.refs and self._may_send()
-            self._pumping = self._pumping or direct
-            if direct:
-                handle, call.role = self._handle, self._role
-        if not direct:
-            call.own_arguments()
-            with self._lock:
-                self._put_back(call)
-            if not self._asked:
-                self.resolve()
-            self.pump()
+            if direct := not call.refs and self._may_send():
+                call.role = self._role
+                error = self._send_to(self._handle, call)
+        if direct:
+            self._sent(call, error)
             return
-        try:
-            self._send_to(handle, call)
-        finally:
-            self.end_turn()
+        call.own_arguments()
+        with self._lock:
+            self._put_back(call)
+        if not self._asked:
+            self.resolve()
+        self.pump()
 
     def take_turn(self) -> bool:
         """Returns whether a call may be sent now; if so, no other call is sent until end_turn. Returns False if other calls are queued or
@@ -752,7 +749,7 @@ class Client:
 
     def _may_send(self) -> bool:
         """Returns what take_turn does, without taking the turn; the caller holds the lock."""
-        return self._handle is not None and self._dead is None and not self._pumping and not any(self._queues.values())
+        return self._handle is not None and self._dead is None and not self._pumping and not (self._queues and any(self._queues.values()))
 
     def end_turn(self) -> None:
         with self._lock:
@@ -832,23 +829,34 @@ class Client:
                 call.own_arguments()
                 self._put_back(call)
                 return
-        self._send_to(handle, call)
+        self._sent(call, self._send_to(handle, call))
 
-    def _send_to(self, handle: Any, call: Pending) -> None:
+    def _send_to(self, handle: Any, call: Pending) -> _errors.Error | None:
+        """Sends a call, and returns the error if that failed."""
         call.sent = True
-        method = "call" if not call.group and "call" in handle._cluster._modes else _host.method_of_group(call.group)
         extra: dict[str, Any] = {"name": call.name} if call.name else _NO_EXTRA
-        if method != "call":
+        if not call.group and "call" in handle._cluster._modes:
+            method = "call"
+        else:
+            method = _host.method_of_group(call.group)
             extra = {**extra, "from": _state.require().process, "number": self.next_number(call.group)}
-        fields = [call.id, call.method, call.frame, dependencies(call.refs) if call.refs else NONE, call.returns, extra]
+        fields: list[Any] = [call.id, call.method, call.frame]
+        if call.refs or call.returns != 1 or extra:
+            fields += (dependencies(call.refs), call.returns, extra)
         if not call.retries:
             call.frame = NONE
         try:
             handle._begin(method, fields, call.answer)
         except _errors.Error as err:
-            self._lost(call, err)
-            return
-        _objects.sent()
+            return err
+        return None
+
+    def _sent(self, call: Pending, error: _errors.Error | None) -> None:
+        """Handles the end of an attempt to send a call."""
+        if error is None:
+            _objects.sent()
+        else:
+            self._lost(call, error)
 
     def _answered(self, call: Pending, future: Any) -> None:
         try:
@@ -861,7 +869,7 @@ class Client:
             return
         self._take(call, kind, answer, future)
 
-    def _take(self, call: Pending, kind: int, answer: list[Any], future: Any) -> None:
+    def _take(self, call: Pending, kind: int, answer: Any, future: Any) -> None:
         """Completes the objects of a call with its answer, or retries the call."""
         if kind == ERROR:
             if call.retries and _options.is_retried(answer, call.retried):

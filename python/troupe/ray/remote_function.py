@@ -16,6 +16,7 @@ import cloudpickle
 from .. import _errors
 from . import _context, _objects, _options, _state, exceptions
 from ._objects import ERROR, Entry, ObjectRef
+from ._serialize import Frame
 from .actor import check_arguments, dependencies, module_of, split_arguments
 
 _MOST_REQUESTS = 64  # lease requests of one shape that a process has pending at once
@@ -109,7 +110,7 @@ class Task:
     """A task that is waiting or running."""
 
     def __init__(
-        self, id: str, function: str, name: str, digest: bytes, pickled: bytes, frame: list[Any], contents: Any, refs: list[ObjectRef], entries: list[Entry],
+        self, id: str, function: str, name: str, digest: bytes, pickled: bytes, frame: Frame, contents: Any, refs: list[ObjectRef], entries: list[Entry],
         returns: int,
     ) -> None:  # fmt: skip
         self.id = id
@@ -126,7 +127,7 @@ class Task:
         self.worker: Any = None  # the Troupe handle of the worker that runs the task
         self.shape = ""
 
-    def fail(self, frame: list[Any]) -> None:
+    def fail(self, frame: Frame) -> None:
         _objects.fail(self.entries, frame)
 
     def fail_with(self, error: BaseException) -> None:
