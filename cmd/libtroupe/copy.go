@@ -15,7 +15,7 @@ import (
 const (
 	copyPiece      = 256 << 10 // bytes that a goroutine copies at once: from 1 MiB on, copy writes past the caches, in twice the time
 	copyGoroutines = 4         // more of them share the same memory bandwidth
-	pastCaches     = 32 << 20  // from this size on, a copy does not stay in the caches until somebody reads it
+	pastCaches     = 64 << 20  // from this size on, little of a copy stays in the caches until it is read
 )
 
 // copyLarge copies from into to, which have the same length, with several goroutines: one core does not use all of the memory's bandwidth.
@@ -24,9 +24,7 @@ func copyLarge(to, from []byte) {
 	pieces := int64(len(to)+copyPiece-1) / copyPiece
 	copyOne := func(to, from []byte) { copy(to, from) }
 	if len(to) >= pastCaches {
-		copyOne = func(to, from []byte) {
-			C.copy_past_caches((*C.char)(unsafe.Pointer(&to[0])), (*C.char)(unsafe.Pointer(&from[0])), C.size_t(len(to)))
-		}
+		copyOne = copyPastCaches
 	}
 	var next atomic.Int64
 	work := func() {
@@ -45,4 +43,9 @@ func copyLarge(to, from []byte) {
 	}
 	work()
 	group.Wait()
+}
+
+// copyPastCaches copies a piece, which is not empty.
+func copyPastCaches(to, from []byte) {
+	C.copy_past_caches((*C.char)(unsafe.Pointer(&to[0])), (*C.char)(unsafe.Pointer(&from[0])), C.size_t(len(to)))
 }
