@@ -13,10 +13,10 @@ from ._objects import ERROR, ObjectRef
 
 def call(handles: Sequence[Any], name: str, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> list[Any]:
     """Calls a method of several actors, each with its own arguments, and returns the references to the results."""
-    own = [h._info.methods.get(name, (1, "", None, None)) for h in handles]
-    if len(handles) < 2 or any(o != own[0] for o in own) or own[0][0] != 1 or own[0][2] or any(h._info.retries for h in handles):
-        return [actor.call_actor(h._info, h._hold, name, args, kwargs, {}) for h, (args, kwargs) in zip(handles, calls, strict=True)]
-    pending, pieces = _pending(handles, name, own[0][1], calls)
+    own = [actor.CallOptions(h._info, name, {}) for h in handles]
+    if len(handles) < 2 or any(o.group != own[0].group or o.returns != 1 or o.retries for o in own):
+        return [actor.call_actor(h._info, h._hold, name, o, args, kwargs) for h, o, (args, kwargs) in zip(handles, own, calls, strict=True)]
+    pending, pieces = _pending(handles, name, own[0], calls)
     refs = [ObjectRef(p.entries[0]) for p in pending]
     if not _send(pending, pieces):
         for p in pending:
@@ -25,7 +25,9 @@ def call(handles: Sequence[Any], name: str, calls: Sequence[tuple[tuple[Any, ...
     return refs
 
 
-def _pending(handles: Sequence[Any], name: str, group: str, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> tuple[list[Any], list[list[int]]]:
+def _pending(
+    handles: Sequence[Any], name: str, options: actor.CallOptions, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]
+) -> tuple[list[Any], list[list[int]]]:
     """Returns the calls, and lists of the positions that share the same arguments."""
     state = _state.require()
     task_id = state.store.task_id()
@@ -41,7 +43,7 @@ def _pending(handles: Sequence[Any], name: str, group: str, calls: Sequence[tupl
         (frame, contents, refs), positions = found[key]
         positions.append(i)
         entry = state.store.new(task_id, i + 1)
-        made = actor.Pending(client, task_id, name, group, 1, frame, contents, refs, [entry], handle._hold)
+        made = actor.Pending(client, task_id, name, options, frame, contents, refs, [entry], handle._hold)
         entry.call = made
         if parent is not None:
             parent.children.add(entry)
@@ -77,11 +79,12 @@ def _send_as_one(pending: list[Any], pieces: list[list[int]]) -> bool:
     if cluster is None or len(workers) != cluster.world_size or any(w is None or w.cluster is not cluster for w in workers):
         return False
     first = pending[0]
-    method = "call" if not first.group and "call" in cluster._modes else _host.method_of_group(first.group)
+    group = first.options.group
+    method = "call" if not group and "call" in cluster._modes else _host.method_of_group(group)
     by_rank = {w.rank: p for w, p in zip(workers, pending, strict=True)}
     extra: dict[str, Any] = {}
     if method != "call":
-        extra = {"from": _state.require().process, "number": [by_rank[r].client.next_number(first.group) for r in range(cluster.world_size)]}
+        extra = {"from": _state.require().process, "number": [by_rank[r].client.next_number(group) for r in range(cluster.world_size)]}
     bodies: list[Any] = [None] * cluster.world_size
     for positions in pieces:
         p = pending[positions[0]]

@@ -424,10 +424,11 @@ class ActorMethod:
     """A method of an actor; .remote(…) calls it. It keeps the actor alive as its handle does, and has no reference to the handle, which
     caches it."""
 
-    __slots__ = ("_hold", "_info", "_name", "_options")
+    __slots__ = ("_call_options", "_hold", "_info", "_name", "_options")
 
     def __init__(self, info: HandleInfo, hold: Hold | None, name: str, options: dict[str, Any] | None = None) -> None:
         self._info, self._hold, self._name, self._options = info, hold, name, options or {}
+        self._call_options: CallOptions | None = None  # of the method with _options; set by the first call
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(
@@ -435,10 +436,14 @@ class ActorMethod:
         )
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
-        return call_actor(self._info, self._hold, self._name, args, kwargs, self._options)
+        options = self._call_options
+        if options is None:
+            options = self._call_options = CallOptions(self._info, self._name, self._options)
+        return call_actor(self._info, self._hold, self._name, options, args, kwargs)
 
     def _remote(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
-        return call_actor(self._info, self._hold, self._name, tuple(args or ()), kwargs or {}, {**self._options, **options} if options else self._options)
+        method = ActorMethod(self._info, self._hold, self._name, {**self._options, **options}) if options else self
+        return method.remote(*(args or ()), **(kwargs or {}))
 
     def options(self, **options: Any) -> ActorMethod:
         _options.check_method(options)
@@ -565,26 +570,47 @@ class Answer(Future):
         self.call = None
 
 
+class CallOptions:
+    """The options of calls of a method: those given to the call, then those of the method, then those of the actor."""
+
+    __slots__ = ("group", "name", "retried", "retries", "returns")
+
+    def __init__(self, info: HandleInfo, method: str, given: dict[str, Any]) -> None:
+        returns, group, retries, retried = info.methods.get(method, (1, "", None, None))
+        if given.get("num_returns") is not None:
+            returns = given["num_returns"]
+        if given.get("concurrency_group") is not None:
+            group = given["concurrency_group"]
+        if given.get("max_task_retries") is not None:
+            retries = given["max_task_retries"]
+        if "retry_exceptions" in given:
+            retried = _options.exceptions_to_wire(given["retry_exceptions"])
+        if group and group not in info.groups:
+            raise ValueError(f"The concurrency group {group!r} is not defined for the actor {info.class_name}; there are {[g for g in info.groups if g]}")
+        self.name: str = given.get("name") or ""
+        self.returns: int = returns
+        self.group: str = group
+        self.retries: int = info.retries if retries is None else retries  # a call with retries also waits for a restart instead of failing
+        self.retried = retried  # the exceptions that are retried
+
+
 class Pending:
     """An actor call that has not been sent, or has not been answered."""
 
     # Common defaults are class attributes because every call pays for creating an instance.
     sent = False
     owns_arguments = False
-    name = ""
     number = 0  # sequence number among the calls of this process to the actor
     role = ""  # role of the process that the call was sent to
     retries = 0  # retries left
-    patient = False  # whether the call waits for a restart to finish instead of failing
-    retried: Any = None  # the exceptions that are retried
 
     def __init__(
-        self, client: Client, id: str, method: str, group: str, returns: int, frame: Frame, contents: Any, refs: list[ObjectRef], entries: list[Entry], hold: Any
+        self, client: Client, id: str, method: str, options: CallOptions, frame: Frame, contents: Any, refs: list[ObjectRef], entries: list[Entry], hold: Any
     ) -> None:
-        self.client, self.id, self.hold = client, id, hold
-        self.method, self.group, self.returns = method, group, returns
-        self.frame, self.contents, self.refs = frame, contents, refs
-        self.entries = entries
+        self.client, self.id, self.method, self.options, self.hold = client, id, method, options, hold
+        self.frame, self.contents, self.refs, self.entries = frame, contents, refs, entries
+        if options.retries:
+            self.retries = options.retries
 
     def answer(self, *fields: Any) -> Answer:
         """Creates the future that receives the answer; the arguments are those of Future."""
@@ -801,7 +827,7 @@ class Client:
             call.fail(self._dead)
             return True
         state = _state.current()
-        if self._restarting and not call.patient:
+        if self._restarting and not call.options.retries:
             queue.popleft()
             call.fail_with(exceptions.ActorUnavailableError(self.actor_id, f"The actor {self.actor_id} is unavailable: it is being restarted."))
             return True
@@ -834,15 +860,16 @@ class Client:
     def _send_to(self, handle: Any, call: Pending) -> _errors.Error | None:
         """Sends a call, and returns the error if that failed."""
         call.sent = True
-        extra: dict[str, Any] = {"name": call.name} if call.name else _NO_EXTRA
-        if not call.group and "call" in handle._cluster._modes:
+        options = call.options
+        extra: dict[str, Any] = {"name": options.name} if options.name else _NO_EXTRA
+        if not options.group and "call" in handle._cluster._modes:
             method = "call"
         else:
-            method = _host.method_of_group(call.group)
-            extra = {**extra, "from": _state.require().process, "number": self.next_number(call.group)}
+            method = _host.method_of_group(options.group)
+            extra = {**extra, "from": _state.require().process, "number": self.next_number(options.group)}
         fields: list[Any] = [call.id, call.method, call.frame]
-        if call.refs or call.returns != 1 or extra:
-            fields += (dependencies(call.refs), call.returns, extra)
+        if call.refs or options.returns != 1 or extra:
+            fields += (dependencies(call.refs), options.returns, extra)
         if not call.retries:
             call.frame = NONE
         try:
@@ -872,7 +899,7 @@ class Client:
     def _take(self, call: Pending, kind: int, answer: Any, future: Any) -> None:
         """Completes the objects of a call with its answer, or retries the call."""
         if kind == ERROR:
-            if call.retries and _options.is_retried(answer, call.retried):
+            if call.retries and _options.is_retried(answer, call.options.retried):
                 self._retry(call)
                 return
             call.fail(answer)
@@ -894,7 +921,7 @@ class Client:
         self.pump()
 
     def _put_back(self, call: Pending) -> None:
-        queue = self._queues.setdefault(call.group, deque())
+        queue = self._queues.setdefault(call.options.group, deque())
         queue.insert(next((i for i, other in enumerate(queue) if other.number > call.number), len(queue)), call)
 
     def _lost(self, call: Pending, err: _errors.Error) -> None:
@@ -925,7 +952,7 @@ class Client:
         if force:
             raise ValueError("force=True is not supported for actor tasks.")
         with self._lock:
-            queue = self._queues.get(call.group, deque())
+            queue = self._queues.get(call.options.group, deque())
             waiting = call in queue
             if waiting:
                 queue.remove(call)
@@ -958,41 +985,24 @@ def client_of(actor_id: str) -> Client:
         return found
 
 
-def call_actor(info: HandleInfo, hold: Hold | None, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]) -> Any:
+def call_actor(info: HandleInfo, hold: Hold | None, method: str, options: CallOptions, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     state = _state.require()
-    count, group, retries, retried = info.methods.get(name, (1, "", None, None))
-    if options:
-        if options.get("concurrency_group") is not None:
-            group = options["concurrency_group"]
-        if options.get("num_returns") is not None:
-            count = options["num_returns"]
-        if options.get("max_task_retries") is not None:
-            retries = options["max_task_retries"]
-        if "retry_exceptions" in options:
-            retried = _options.exceptions_to_wire(options["retry_exceptions"])
-    if group and group not in info.groups:
-        raise ValueError(f"The concurrency group {group!r} is not defined for the actor {info.class_name}; there are {[g for g in info.groups if g]}")
     client = client_of(info.actor_id)
-    client.check(info, name, args, kwargs)
+    client.check(info, method, args, kwargs)
     frame, contents, refs = split_arguments(args, kwargs, copy=False)
-    store = state.store
+    store, count = state.store, options.returns
     task_id = store.task_id()
-    entries = [store.new(task_id)] if count == 1 else [store.new(task_id, i + 1) for i in range(max(count, 1))]
-    call = Pending(client, task_id, name, group, count, frame, contents, refs, entries, hold)
+    entry = store.new(task_id)
+    entries = [entry] if count < 2 else [entry, *(store.new(task_id, i) for i in range(2, count + 1))]
+    call = Pending(client, task_id, method, options, frame, contents, refs, entries, hold)
     parent = _context.current.get()
     if parent is not None:
-        parent.children.add(entries[0])
-    if options:
-        call.name = options.get("name") or ""
-    if retries is None:
-        retries = info.retries
-    if retries:
-        call.retries, call.patient, call.retried = retries, True, retried
-    for entry in entries:
-        entry.call = call
+        parent.children.add(entry)
+    for each in entries:
+        each.call = call
     client.submit(call)
     if count == 1:
-        return ObjectRef(entries[0])
+        return ObjectRef(entry)
     return [ObjectRef(e) for e in entries] if count else None
 
 
