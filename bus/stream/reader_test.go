@@ -2,9 +2,11 @@ package stream
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus"
@@ -25,7 +27,12 @@ func TestReaderBehindTheLeader(t *testing.T) {
 		return err == nil
 	}, 30*time.Second, 20*time.Millisecond)
 	store := func(subject string) uint64 {
-		ack, err := Append(ctx, b, []*bus.Msg{{Subject: subject, Data: []byte("x")}}, "")
+		var ack Ack
+		var err error
+		require.Eventually(t, func() bool { // the servers may not have told each other yet where the stream listens
+			ack, err = Append(ctx, b, []*bus.Msg{{Subject: subject, Data: []byte("x")}}, "")
+			return !errors.Is(err, nats.ErrNoResponders)
+		}, 30*time.Second, 20*time.Millisecond)
 		require.NoError(t, err)
 		return ack.Seq
 	}
