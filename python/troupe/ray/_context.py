@@ -21,7 +21,8 @@ class Task:
     _children: weakref.WeakSet[Any] | None = None
 
     def __init__(self, id: str, name: str, function: str) -> None:
-        self.id, self.name, self.function = id, name, function  # function: or method
+        self.id, self.name = id, name
+        self.function = function  # the name of the function or method
 
     @property
     def children(self) -> weakref.WeakSet[Any]:

@@ -29,7 +29,7 @@ from .._serve import Object, read_args
 from . import _context, _control, _objects, _process_title, _serialize, _state, exceptions
 from ._serialize import Frame
 
-_NO_EXTRA: dict[str, Any] = {}
+NO_EXTRA: dict[str, Any] = {}  # shared, never modified
 _OBJECT_REQUESTS = 1_000_000  # limit of queued requests for objects
 _FUNCTIONS = 512  # unpickled functions that a worker caches
 _EXIT = 0
@@ -59,7 +59,7 @@ class Call:
 
     __slots__ = ("deps", "extra", "frame", "id", "kept", "method", "returns")
 
-    def __init__(self, id: str, method: str, frame: Frame, deps: list[Any] = _serialize.NONE, returns: int = 1, extra: dict[str, Any] = _NO_EXTRA) -> None:
+    def __init__(self, id: str, method: str, frame: Frame, deps: list[Any] = _serialize.NONE, returns: int = 1, extra: dict[str, Any] = NO_EXTRA) -> None:
         self.id, self.method, self.frame, self.deps, self.returns, self.extra = id, method, frame, deps, returns, extra
         self.kept = _serialize.held(frame) if type(frame) is list else ()
 

@@ -82,7 +82,14 @@ def set_current(state: State | None) -> None:
     _current = state
 
 
-os.register_at_fork(after_in_child=lambda: set_current(None))
+def _after_fork() -> None:
+    """Gives a forked child no state. The parent's stays referenced there: what it holds belongs to the parent, and must not be released."""
+    global _current, _of_parent
+    _of_parent, _current = _current, None
+
+
+_of_parent: State | None = None
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class Reply:

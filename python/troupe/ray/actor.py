@@ -21,7 +21,6 @@ from ._ids import ActorID
 from ._objects import ERROR, LENT, PENDING, SHARED, VALUE, Entry, ObjectRef
 from ._serialize import NONE, Frame
 
-_NO_EXTRA: dict[str, Any] = {}
 _BUILTIN = ("__init__", "__ray_ready__", "__ray_call__", "__ray_terminate__")
 _ASYNC_LIMIT = 1000  # concurrent calls of an async actor without max_concurrency
 
@@ -861,7 +860,7 @@ class Client:
         """Sends a call, and returns the error if that failed."""
         call.sent = True
         options = call.options
-        extra: dict[str, Any] = {"name": options.name} if options.name else _NO_EXTRA
+        extra: dict[str, Any] = {"name": options.name} if options.name else _host.NO_EXTRA
         if not options.group and "call" in handle._cluster._modes:
             method = "call"
         else:
