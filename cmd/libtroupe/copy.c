@@ -8,7 +8,7 @@
 
 enum { LINE = 64, PAGE = 4096, PAGES = 4 };
 
-// copy_line reads one cache line and writes it to memory, without reading what was there first, as an ordinary write would.
+// copy_line copies one cache line. The line goes straight to memory; an ordinary write would read the old one from there first.
 static inline void copy_line(char *to, const char *from) {
 	for (int i = 0; i < LINE; i += 16)
 		_mm_stream_si128((__m128i *)(to + i), _mm_loadu_si128((const __m128i *)(from + i)));
