@@ -166,14 +166,13 @@ class WorkerHandle(_codec.Walked):
             return self._cluster._send(method, args, kwargs, plan, one=True, blocking=blocking, settings=settings)
         return self._cluster._short(method, args, kwargs, plan, True, blocking)
 
-    def _begin(self, method: str, args: list[Any], make: Callable[..., Future]) -> None:
-        """Starts a call without keyword arguments whose arguments contain no futures or references. make creates its future and takes the arguments
-        of Future."""
+    def _begin(self, method: str, args: list[Any], receiver: Any) -> None:
+        """Starts a call without keyword arguments whose arguments contain no futures, references or device tensors. The receiver takes the answer as
+        a Future does."""
         plan, cluster = self._plan, self._cluster
         if plan is None:
             plan = self._plan = cluster._plan_ranks([self._rank])
-        body = cluster._argument_codec(method).encode([args, None])
-        cluster._send_short(make(cluster._core, (cluster, method), plan, cluster._codec, True), method, body, plan, False)
+        cluster._send_short(receiver, method, cluster._codec.encode([args, None]), plan, False)
 
     def __reduce__(self) -> Any:
         self._cluster._await_start()
@@ -623,7 +622,7 @@ class Cluster(_codec.Walked):
         self._start(future, self._blob([head, name, engine, names], bodies))
         return self._finish(future, blocking)
 
-    def _start(self, future: Future, blob: bytes) -> None:
+    def _start(self, future: Any, blob: bytes) -> None:
         core = self._core
         if core._pid != os.getpid():
             core.check()
@@ -673,8 +672,8 @@ class Cluster(_codec.Walked):
         self._send_short(future, method, body, plan, blocking)
         return self._finish(future, blocking)
 
-    def _send_short(self, future: Future, method: str, body: Any, plan: _split.Plan, blocking: bool) -> None:
-        """Sends an encoded call. Its answers go to the future."""
+    def _send_short(self, future: Any, method: str, body: Any, plan: _split.Plan, blocking: bool) -> None:
+        """Sends an encoded call. Its answers go to the future, or to another receiver of the core."""
         prefix = plan.prefixes.get((method, blocking))
         if prefix is None:
             prefix = plan.prefixes[method, blocking] = self._prefix(method, plan, blocking)
@@ -688,7 +687,7 @@ class Cluster(_codec.Walked):
         else:
             self._start(future, self._blob([prefix], [body]))
 
-    def _mind_own(self, future: Future, method: str, plan: _split.Plan, blocking: bool) -> None:
+    def _mind_own(self, future: Any, method: str, plan: _split.Plan, blocking: bool) -> None:
         """Marks or refuses a call of a worker to itself that would wait for the call being served, and so never end."""
         serving = _call.current.get()
         if serving is not None and self._own_rank in plan.called() and _core.running_loop() in _core.serving_loops:

@@ -35,6 +35,7 @@ _HEAD = struct.Struct("<IIQiIQQQ")
 _TAKE = 1 << 20
 _SET_TIMERSLACK, _GET_TIMERSLACK, _SLACK = 29, 30, 250_000  # prctl options, and the timer slack in nanoseconds
 SIDE = 1 << 62  # bit set in tokens whose completions go to the side queue
+_QUIET = 20  # milliseconds without a completion after which a process counts as idle
 _LARGE = 64 << 10  # bytes above which a body crosses without a copy
 
 Buffer = bytes | bytearray | memoryview
@@ -494,21 +495,27 @@ class Core:
             if fd == self._wake:
                 os.read(fd, 8)
 
-    def idle(self, what: Waited, thread: int) -> None:
+    def idle(self, what: Waited, thread: int, when_quiet: Callable[[], None] | None = None) -> None:
         """Waits without a deadline; thread is the ident of the calling thread. Every short call takes this path, in the caller and in the worker. The
-        reader needs no wake-up for its own result, because no other thread can have read it."""
+        reader needs no wake-up for its own result, because no other thread can have read it. when_quiet is called if the wait takes some time."""
         if serving_loops:
             warn_in_serving_loop()
         if not self._reader.acquire(False):
+            if when_quiet is not None:
+                when_quiet()
             self.wait(what, None)
             return
         self._thread = thread
-        poll = self._poller.poll
+        poll, limit = self._poller.poll, None if when_quiet is None else _QUIET
         try:
             if self._inbox.at < self._inbox.end:
                 self._drain()
             while not what._done:
-                for fd, _ in poll():
+                ready = poll(limit)
+                if not ready and when_quiet is not None:
+                    when_quiet()
+                    limit = None
+                for fd, _ in ready:
                     if fd == self._wake:
                         os.read(fd, 8)
                 self._drain()

@@ -27,6 +27,8 @@ from ._worker import Worker
 class Host(Server):
     """Hosts the worker of this process."""
 
+    when_quiet: Any = None  # called when no call has come for some time
+
     def __init__(self, assignment: str) -> None:
         self.core = _core.get()
         self.core.on_call = self.arrived
@@ -115,7 +117,7 @@ class Host(Server):
     def await_some(self) -> None:
         """Waits until the queue may have an item."""
         if not self.queue and not self._done:
-            self.core.idle(self, self.thread)
+            self.core.idle(self, self.thread, self.when_quiet)
         self._done = False
 
     def run_sync(self) -> None:

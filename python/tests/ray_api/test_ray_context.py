@@ -1,8 +1,11 @@
 """What a task or actor knows of itself, texts of errors, groups in functions that are shipped by value. Also passes against Ray."""
 
 import builtins
+import os
+import pathlib
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -37,6 +40,57 @@ def test_context_of_tasks_and_actors(session):
     assert function == f"{__name__}.Actor.names"
     assert task_id == ref.task_id().hex()
     assert actor_id == handle._actor_id.hex()
+
+
+def test_the_function_name_of_an_async_method_is_qualified(session):
+    @ray.remote(num_cpus=0)
+    class Async:
+        async def name(self):
+            return ray.get_runtime_context().get_task_function_name()
+
+    where = test_the_function_name_of_an_async_method_is_qualified.__name__
+    assert ray.get(Async.remote().name.remote()) == f"{__name__}.{where}.<locals>.Async.name"
+
+
+def test_session_name_is_the_same_in_all_processes(session):
+    @ray.remote(num_cpus=0)
+    def name():
+        return ray.get_runtime_context().get_session_name()
+
+    own = ray.get_runtime_context().get_session_name()
+    assert own.startswith("session_")
+    assert ray.get(name.remote()) == own
+
+
+def test_deprecated_ids_warn(session):
+    context = ray.get_runtime_context()
+    with pytest.warns(DeprecationWarning, match=r"Use get_node_id\(\) instead"):
+        assert context.node_id.hex() == context.get_node_id()
+    with pytest.warns(DeprecationWarning, match=r"Use get_job_id\(\) instead"):
+        assert context.job_id.hex() == context.get_job_id()
+
+
+def test_title_of_an_actor_says_what_it_does(session):
+    def title_of(pid):
+        return pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0 ").decode()
+
+    @ray.remote(num_cpus=0)
+    class Titled:
+        def busy(self):
+            return os.getpid(), title_of(os.getpid())
+
+        def other(self):
+            return title_of(os.getpid())
+
+    actor = Titled.remote()
+    pid, title = ray.get(actor.busy.remote())
+    assert title == "ray::Titled.busy"
+    assert ray.get(actor.other.remote()) == "ray::Titled.other"
+    assert ray.get(actor.busy.remote())[1] == "ray::Titled.busy"
+    end = time.monotonic() + 20
+    while title_of(pid) != "ray::Titled":
+        assert time.monotonic() < end, title_of(pid)
+        time.sleep(0.01)
 
 
 def test_the_text_of_an_error_names_its_place(session):

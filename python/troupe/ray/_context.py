@@ -12,6 +12,10 @@ from typing import Any
 class Task:
     """A task or an actor method call."""
 
+    id: str
+    name: str
+    function: str  # the name of the function or method
+
     # Defaults are class attributes because every call pays for creating an instance.
     lease = ""
     devices: Mapping[str, list[str]] = MappingProxyType({})
@@ -21,8 +25,7 @@ class Task:
     _children: weakref.WeakSet[Any] | None = None
 
     def __init__(self, id: str, name: str, function: str) -> None:
-        self.id, self.name = id, name
-        self.function = function  # the name of the function or method
+        self.id, self.name, self.function = id, name, function
 
     @property
     def children(self) -> weakref.WeakSet[Any]:

@@ -18,7 +18,7 @@ import sys
 import threading
 import traceback
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .. import _codec
@@ -54,14 +54,28 @@ class ActorExit(SystemExit):
     """Ends the actor after the call that raised it."""
 
 
-class Call:
-    """An incoming call: [id, name, frame of (args, kwargs), dependencies, number of results, extra]. The last three may be absent."""
+class Call(_context.Task):
+    """An incoming call: [id, name of the function or method, frame of (args, kwargs), dependencies, number of results, extra]. The last three
+    may be absent. The code that it runs sees it as its task."""
 
-    __slots__ = ("deps", "extra", "frame", "id", "kept", "method", "returns")
+    deps: list[Any] = _serialize.NONE
+    returns = 1
+    extra: dict[str, Any] = NO_EXTRA
+    kept: Sequence[Any] = ()  # the references and handles in the frame, until the call is over
 
-    def __init__(self, id: str, method: str, frame: Frame, deps: list[Any] = _serialize.NONE, returns: int = 1, extra: dict[str, Any] = NO_EXTRA) -> None:
-        self.id, self.method, self.frame, self.deps, self.returns, self.extra = id, method, frame, deps, returns, extra
-        self.kept = _serialize.held(frame) if type(frame) is list else ()
+    def __init__(self, id: str, function: str, frame: Frame, *options: Any) -> None:
+        self.id, self.function, self.frame = id, function, frame
+        if type(frame) is list:
+            self.kept = _serialize.held(frame)
+        if options:
+            self.deps, self.returns, self.extra = options
+            if "lease" in self.extra:
+                self.lease, self.devices = self.extra["lease"], self.extra.get("devices") or {}
+                self.assigned, self.placement = self.extra.get("demand") or {}, self.extra.get("placement")
+
+    def over(self) -> None:
+        """Drops the arguments: contexts that were copied while the call ran may refer to it for longer."""
+        self.kept, self.frame = (), _serialize.NONE
 
     def entries(self) -> list[_objects.Entry]:
         """Returns the entries of the dependencies and starts to fetch those that are not local."""
@@ -119,11 +133,13 @@ class Service:
         self.functions: dict[bytes, Any] = {}
         self.executors: dict[str, Any] = {}
         self.bound: dict[str, Any] = {}  # cached bound methods of the actor instance
+        self.titles: dict[str, str] = {}  # their titles
         self.turns: dict[tuple[str, str], int] = {}  # next sequence number, by caller and concurrency group
         self.early: dict[Any, tuple[int, list[Any]]] = {}  # calls that arrived before their turn
         self.making = "no"  # whether the actor instance exists: no, running, yes
         self.main = threading.get_ident()
         self.current = ""  # id of the call running on the main thread
+        self.titled = ""  # name in the title of this process; "": the actor is idle
         self.exiting = False  # whether exit_actor has been called
         if self.kind != "task":
             self.state_title = f"ray::{self.class_name}"
@@ -244,18 +260,20 @@ class Service:
 
     def run(self, call: Call) -> Any:
         """Runs a call and returns [kind, frame], or [SEVERAL, frames] for several results."""
-        if call.id in self.cancelled:
+        if self.cancelled and call.id in self.cancelled:
             self.cancelled.discard(call.id)
             return self.failed(call, exceptions.TaskCancelledError(call.id))
-        task = self.running[call.id] = self.task_of(call)
-        mark = _context.current.set(task)
+        self.running[call.id] = call
+        call.name = call.extra.get("name") or self.titles.get(call.function) or self.title_of(call)
+        mark = _context.current.set(call)
         undo = None
         if self.kind == "task":
-            undo = self._enter_task(task)
-        elif self.current == call.id:
-            _process_title.set_title("ray::" + task.name)  # await_some resets it when the process is idle
+            undo = self._enter_task(call)
+        elif self.titled != call.name and self.current == call.id:
+            self.titled = call.name
+            _process_title.set_title("ray::" + call.name)  # reset when the process is idle
         try:
-            function = self.function_of(call)
+            function = self.method_of(call.function) if self.kind != "task" else self.function_of(call)
             if call.deps:
                 entries = call.entries()
                 _wait(entries)
@@ -268,7 +286,7 @@ class Service:
             if self.exiting:
                 end_process()
             del args, kwargs
-            return self.succeeded(call, task, value)
+            return self.succeeded(call, value)
         except DependencyError as err:
             return [_objects.ERROR, err.frame]
         except ActorExit:
@@ -288,17 +306,7 @@ class Service:
             _context.current.reset(mark)
             if undo is not None:
                 undo()
-            call.kept = ()
-
-    def task_of(self, call: Call) -> _context.Task:
-        extra = call.extra
-        if not extra:
-            return _context.Task(call.id, self.title_of(call), call.method)
-        task = _context.Task(call.id, extra.get("name") or self.title_of(call), call.method)
-        if "lease" in extra:
-            task.lease, task.devices = extra["lease"], extra.get("devices") or {}
-            task.assigned, task.placement = extra.get("demand") or {}, extra.get("placement")
-        return task
+            call.over()
 
     def _enter_task(self, task: _context.Task) -> Any:
         """Sets the process title, the visible devices and the thread count for a task. Returns a function that undoes it."""
@@ -328,8 +336,7 @@ class Service:
         _worker.end_process(err)
 
     def function_of(self, call: Call) -> Any:
-        if self.kind != "task":
-            return self.method_of(call.method)
+        """Returns the function of a task."""
         digest = call.extra["digest"]
         function = self.functions.get(digest)
         if function is None:
@@ -352,14 +359,15 @@ class Service:
             return lambda function, *args, **kwargs: function(self.instance, *args, **kwargs)
         if isinstance(function, types.FunctionType) and not self._is_static(name):
             bound = self.bound[name] = types.MethodType(function, self.instance)
+            self.titles[name] = f"{self.class_name}.{name}"
             return bound
         return getattr(self.instance, name)
 
     def _is_static(self, name: str) -> bool:
         return isinstance(inspect.getattr_static(type(self.instance), name), staticmethod)
 
-    def succeeded(self, call: Call, task: _context.Task, value: Any) -> Any:
-        if task.cancelled and self.kind in ("sync", "threaded"):
+    def succeeded(self, call: Call, value: Any) -> Any:
+        if call.cancelled and self.kind in ("sync", "threaded"):
             return self.failed(call, exceptions.TaskCancelledError(call.id))
         try:
             if call.returns < 2:
@@ -384,7 +392,7 @@ class Service:
         return [_objects.ERROR, _objects._dump_error(error)]
 
     def title_of(self, call: Call) -> str:
-        return f"{self.class_name}.{call.method}" if self.kind != "task" else call.method
+        return f"{self.class_name}.{call.function}" if self.kind != "task" else call.function
 
     def function_title(self, function: str) -> str:
         """Returns the qualified name of a task's function or an actor's method, with its module."""
@@ -392,7 +400,9 @@ class Service:
             outside, local, name = function.rpartition("<locals>.")
             return f"{outside.partition('.<locals>')[0].rstrip('.').rpartition('.')[0]}.{name}" if local else function
         cls = type(self.instance)
-        return f"{cls.__module__}.{cls.__qualname__ if self.kind == 'async' else cls.__name__}.{function}"
+        if self.kind == "async":
+            return f"{cls.__module__}.{getattr(cls, function).__qualname__}"
+        return f"{cls.__module__}.{cls.__name__}.{function}"
 
     # Calls outside the main thread.
 
@@ -442,20 +452,21 @@ class Service:
         if call.id in self.cancelled:
             self.cancelled.discard(call.id)
             return self.failed(call, exceptions.TaskCancelledError(call.id))
-        task = self.running[call.id] = self.task_of(call)
-        _context.current.set(task)
+        self.running[call.id] = call
+        call.name = call.extra.get("name") or self.titles.get(call.function) or self.title_of(call)
+        _context.current.set(call)
         try:
             entries = call.entries()
             for entry in entries:
                 await _ready(entry)
             args, kwargs = call.arguments(entries)
-            value = self.method_of(call.method)(*args, **kwargs)
+            value = self.method_of(call.function)(*args, **kwargs)
             if hasattr(value, "__await__"):
                 value = await value
             if self.exiting:
                 end_process()
             del args, kwargs
-            return self.succeeded(call, task, value)
+            return self.succeeded(call, value)
         except DependencyError as err:
             return [_objects.ERROR, err.frame]
         except (ActorExit, exceptions.AsyncioActorExit):
@@ -470,7 +481,7 @@ class Service:
             return self.failed(call, err)
         finally:
             self.running.pop(call.id, None)
-            call.kept = ()
+            call.over()
 
     def cancel_call(self, id: str, force: bool, recursive: bool) -> str:
         """Cancels a call. Returns "running" if the call has been signalled, "queued" if it will not start, "no" if it cannot be
@@ -755,10 +766,13 @@ class RayHost(_worker.Host):
         _objects.start_reader(self.core)
         return {"methods": methods, "open": False, "cancels": False, "side": "beside"}
 
-    def await_some(self) -> None:
-        if not self.queue:
+    def method(self, owner_name: str, name: str) -> Any:
+        return self.service.call if name == "call" else super().method(owner_name, name)
+
+    def when_quiet(self) -> None:
+        if self.service.titled:
+            self.service.titled = ""
             _process_title.set_title(self.service.state_title)
-        super().await_some()
 
     def arrived_beside(self, kind: int, token: int, meta: bytes, body: Any) -> None:
         if kind == CANCEL:

@@ -31,7 +31,7 @@ _BORROWER_CHECK = 10.0  # seconds between liveness checks of the processes that 
 
 PENDING, VALUE, ERROR = 0, 1, 2
 SHARED, LENT, SEVERAL = 3, 4, 5  # answers: a Troupe reference to the value; one to a result still held by its worker; several frames
-_FIRST = "01000000"  # the suffix of the object id of a task's first result
+FIRST = "01000000"  # the suffix of the object id of a task's first result
 
 
 class Entry:
@@ -55,14 +55,16 @@ class Entry:
         """Completes the entry and wakes its waiters. Only the first call has an effect; any thread may call it."""
         if self._done:
             return
-        if type(kept) is UnreadError and _error_is_handled in self._waiters:
+        waiters = self._waiters
+        if kept is None:
+            kept = _serialize.held(frame) if type(frame) is list else ()
+        elif type(kept) is UnreadError and _error_is_handled in waiters:
             kept.read = True
-        self.kind, self.body = kind, frame
-        self.kept = kept if kept is not None else _serialize.held(frame) if type(frame) is list else ()
-        self.call = None
+        self.kind, self.body, self.kept, self.call = kind, frame, kept, None
         self._done = True
-        for wake in list(self._waiters):
-            wake()
+        if waiters:
+            for wake in list(waiters):
+                wake()
 
     def set_value(self, value: Any) -> None:
         frame, contents = _serialize.dumps(value)
@@ -508,7 +510,7 @@ class Store:
 
     def new(self, task_id: str = "", index: int = 1) -> Entry:
         """Creates an object owned by this process: the result of a task with this index, or a value for put."""
-        return Entry((task_id or self.task_id()) + (_FIRST if index == 1 else index.to_bytes(4, "little").hex()), self.process)
+        return Entry((task_id or self.task_id()) + (FIRST if index == 1 else index.to_bytes(4, "little").hex()), self.process)
 
     def publish(self, entry: Entry) -> None:
         """Makes an owned object available to fetch requests from other processes."""
@@ -683,13 +685,13 @@ def when_fetched(future: Any, do: Callable[[Any], None]) -> None:
     future._when_fetched(do)
 
 
-def set_results(entries: list[Entry], kind: int, answer: Any, future: Any) -> None:
-    """Sets the entries of a call's results from its answer."""
+def set_results(entries: list[Entry], kind: int, answer: Any, kept: dict[int, Any] | None) -> None:
+    """Sets the entries of a call's results from its answer. kept: by rank, the reference to a large answer, which its worker keeps."""
     if kind == SEVERAL:
         for entry, frame in zip(entries, answer, strict=False):
             entry.set(VALUE, frame)
     else:
-        entries[0].set_result(answer, next(iter(future._kept.values()), None) if future._kept else None)
+        entries[0].set_result(answer, next(iter(kept.values()), None) if kept else None)
 
 
 class Peer:
@@ -897,7 +899,8 @@ def get(refs: Any, *, timeout: float | None = None, _use_object_store: bool = Fa
         if timeout is not None:
             return _get_all(state, [refs], timeout)[0]
         if not entry._done:
-            start_fetch(entry)
+            if entry.call is None:
+                start_fetch(entry)
             if _context.current.get() is None:
                 _core.get().wait(entry, None)
             else:

@@ -23,6 +23,7 @@ from ._serialize import NONE, Frame
 
 _BUILTIN = ("__init__", "__ray_ready__", "__ray_call__", "__ray_terminate__")
 _ASYNC_LIMIT = 1000  # concurrent calls of an async actor without max_concurrency
+_UNLIMITED = 1 << 30  # number of arguments that a method with *args accepts
 
 
 class ActorClassInheritanceException(TypeError):
@@ -527,35 +528,14 @@ class ActorHandle:
 
 
 class Answer(Future):
-    """The future of an actor call. A short answer is delivered straight to the call, without setting up the full Future."""
+    """The future of an actor call whose answer is not a short value."""
 
-    def __init__(self, call: Pending, *fields: Any) -> None:
-        self.call: Any = call  # None once the answer has been delivered
-        self._fields: tuple[Any, ...] | None = fields  # arguments of Future.__init__; None once it has run
-
-    def _complete(self) -> None:
-        """Initializes the base Future, for an answer that is not short."""
-        fields, self._fields = self._fields, None
-        if fields is not None:
-            super().__init__(*fields)
-
-    def take_references(self, flags: int, rank: int, names: bytes) -> None:
-        self._complete()
-        super().take_references(flags, rank, names)
-
-    def deliver(self, kind: int, flags: int, rank: int, body: Any) -> None:
-        call = self.call
-        if kind == _core.ANSWER and flags == _core.LAST and call is not None and self._fields is not None:
-            try:
-                value = self._fields[3].decode(body)
-            except Exception:
-                pass  # decoded again below, where errors are handled
-            else:
-                call.client._take(call, *value, self)
-                self.call, self._done, self._pins = None, True, None  # assigned last, so that an interrupted delivery is repeated
-                return
-        self._complete()
-        super().deliver(kind, flags, rank, body)
+    def __init__(self, call: Pending) -> None:
+        worker = call.worker
+        cluster = worker._cluster
+        super().__init__(cluster._core, (cluster, call.method), worker._plan, cluster._codec, True)
+        self._token, self._pins = call._token, call._pins
+        self.call: Pending | None = call  # None once it has the answer
 
     def _finish(self) -> None:
         super()._finish()
@@ -572,7 +552,7 @@ class Answer(Future):
 class CallOptions:
     """The options of calls of a method: those given to the call, then those of the method, then those of the actor."""
 
-    __slots__ = ("group", "name", "retried", "retries", "returns")
+    __slots__ = ("group", "least", "most", "name", "plain", "retried", "retries", "returns")
 
     def __init__(self, info: HandleInfo, method: str, given: dict[str, Any]) -> None:
         returns, group, retries, retried = info.methods.get(method, (1, "", None, None))
@@ -591,17 +571,22 @@ class CallOptions:
         self.group: str = group
         self.retries: int = info.retries if retries is None else retries  # a call with retries also waits for a restart instead of failing
         self.retried = retried  # the exceptions that are retried
+        self.plain = not self.name and not group and returns == 1
+        self.least, self.most = _arity(info.parameters.get(method))
 
 
 class Pending:
     """An actor call that has not been sent, or has not been answered."""
 
     # Common defaults are class attributes because every call pays for creating an instance.
-    sent = False
     owns_arguments = False
     number = 0  # sequence number among the calls of this process to the actor
     role = ""  # role of the process that the call was sent to
+    worker: Any = None  # the Troupe handle of that process
     retries = 0  # retries left
+    future: Answer | None = None  # receives the answer, unless it is a short value
+    _token = 0  # number of the call in the core
+    _pins: Any = None  # references inside the arguments, kept alive until the call is over
 
     def __init__(
         self, client: Client, id: str, method: str, options: CallOptions, frame: Frame, contents: Any, refs: list[ObjectRef], entries: list[Entry], hold: Any
@@ -611,9 +596,28 @@ class Pending:
         if options.retries:
             self.retries = options.retries
 
-    def answer(self, *fields: Any) -> Answer:
-        """Creates the future that receives the answer; the arguments are those of Future."""
-        return Answer(self, *fields)
+    # Called by the reader of completions.
+
+    def take_references(self, flags: int, rank: int, names: bytes) -> None:
+        self._to_future().take_references(flags, rank, names)
+
+    def deliver(self, kind: int, flags: int, rank: int, body: Any) -> None:
+        """Takes the answer. After an interrupt, it may be delivered again."""
+        if kind == _core.ANSWER and flags == _core.LAST and self.future is None:
+            try:
+                kind_of_result, result = self.worker._cluster._codec.decode(body)
+            except Exception:
+                pass  # decoded again by the future, where errors are handled
+            else:
+                self.client._take(self, kind_of_result, result, None)
+                return
+        self._to_future().deliver(kind, flags, rank, body)
+
+    def _to_future(self) -> Answer:
+        """Returns the future that receives the answer from now on."""
+        if self.future is None:
+            self.future = self.worker._cluster._core._pending[self._token] = Answer(self)
+        return self.future
 
     def own_arguments(self) -> None:
         """Copies the arrays in the arguments, which the caller may change from now on. Repeated calls have no effect."""
@@ -627,7 +631,6 @@ class Pending:
 
     def await_answer(self, future: Any) -> None:
         """Attaches the future of a call that was sent as part of a group call."""
-        self.sent = True
         _objects.when_fetched(future, self.answered)
 
     def cancel(self, force: bool, recursive: bool) -> None:
@@ -654,7 +657,6 @@ class Client:
     def __init__(self, actor_id: str) -> None:
         self.actor_id = actor_id
         self.signatures: dict[str, Any] | None = None  # of the methods; None before the first call
-        self._arity: dict[str, tuple[int, int]] = {}  # accepted numbers of positional arguments (min, max) when no keywords are given, by method
         self.creating: Any = None  # keeps the constructor's arguments alive until the actor has started
         self._lock = threading.RLock()
         self._queues: dict[str, deque[Pending]] = {}  # calls to send, by concurrency group
@@ -737,11 +739,7 @@ class Client:
         """Raises TypeError for arguments that do not match the method's signature, if the signature is known."""
         if self.signatures is None:
             self.signatures = info.signatures()
-        arity = self._arity.get(name)
-        if arity is None:
-            arity = self._arity[name] = _arity(self.signatures.get(name))
-        if kwargs or not arity[0] <= len(args) <= arity[1]:
-            check_arguments(self.signatures.get(name), f"{info.class_name}.{name}", args, kwargs)
+        check_arguments(self.signatures.get(name), f"{info.class_name}.{name}", args, kwargs)
 
     def submit(self, call: Pending) -> None:
         """Sends a call before returning, if no other call is ahead of it and the actor is reachable. Otherwise copies its arguments and
@@ -749,9 +747,9 @@ class Client:
         if call.retries:
             call.own_arguments()
         with self._lock:
-            self._submitted += 1
-            call.number = self._submitted
-            if direct := not call.refs and self._may_send():
+            self._submitted = call.number = self._submitted + 1
+            direct = not call.refs and self._may_send()
+            if direct:
                 call.role = self._role
                 error = self._send_to(self._handle, call)
         if direct:
@@ -856,26 +854,33 @@ class Client:
                 return
         self._sent(call, self._send_to(handle, call))
 
-    def _send_to(self, handle: Any, call: Pending) -> _errors.Error | None:
+    def _send_to(self, worker: Any, call: Pending) -> _errors.Error | None:
         """Sends a call, and returns the error if that failed."""
-        call.sent = True
-        options = call.options
-        extra: dict[str, Any] = {"name": options.name} if options.name else _host.NO_EXTRA
-        if not options.group and "call" in handle._cluster._modes:
-            method = "call"
-        else:
-            method = _host.method_of_group(options.group)
-            extra = {**extra, "from": _state.require().process, "number": self.next_number(options.group)}
+        call.worker = worker
+        method = "call"
         fields: list[Any] = [call.id, call.method, call.frame]
-        if call.refs or options.returns != 1 or extra:
-            fields += (dependencies(call.refs), options.returns, extra)
+        if not call.options.plain or "call" not in worker._cluster._modes:
+            method = self._add_options(call, fields, worker)
+        elif call.refs:
+            fields += (dependencies(call.refs), 1, _host.NO_EXTRA)
         if not call.retries:
             call.frame = NONE
         try:
-            handle._begin(method, fields, call.answer)
+            worker._begin(method, fields, call)
         except _errors.Error as err:
             return err
         return None
+
+    def _add_options(self, call: Pending, fields: list[Any], worker: Any) -> str:
+        """Adds the options of a call to its fields, and returns the worker's method that takes it."""
+        options = call.options
+        extra: dict[str, Any] = {"name": options.name} if options.name else {}
+        method = "call"
+        if options.group or "call" not in worker._cluster._modes:
+            method = _host.method_of_group(options.group)
+            extra["from"], extra["number"] = _state.require().process, self.next_number(options.group)
+        fields += (dependencies(call.refs), options.returns, extra)
+        return method
 
     def _sent(self, call: Pending, error: _errors.Error | None) -> None:
         """Handles the end of an attempt to send a call."""
@@ -893,28 +898,28 @@ class Client:
         except BaseException as err:
             call.fail_with(exceptions.RaySystemError(str(err)))
             return
-        self._take(call, kind, answer, future)
+        self._take(call, kind, answer, future._kept)
 
-    def _take(self, call: Pending, kind: int, answer: Any, future: Any) -> None:
-        """Completes the objects of a call with its answer, or retries the call."""
-        if kind == ERROR:
+    def _take(self, call: Pending, kind: int, answer: Any, kept: Any) -> None:
+        """Completes the objects of a call with its answer, or retries the call. kept: by rank, the references to a large answer."""
+        if kind == VALUE and not kept:
+            call.entries[0].set(VALUE, answer)
+        elif kind == ERROR:
             if call.retries and _options.is_retried(answer, call.options.retried):
                 self._retry(call)
                 return
             call.fail(answer)
-        elif kind == VALUE and not future._kept:
-            call.entries[0].set(VALUE, answer)
         else:
-            _objects.set_results(call.entries, kind, answer, future)
+            _objects.set_results(call.entries, kind, answer, kept)
         if call.contents is not _serialize.EMPTY:
             state = _state.current()
             if state is not None:
                 state.store.linger(call.contents)
-        call.contents, call.refs, call.hold = None, NONE, None
 
     def _retry(self, call: Pending) -> None:
         """Requeues a call at the position of its sequence number."""
         call.retries -= 1 if call.retries > 0 else 0
+        call.future = None
         with self._lock:
             self._put_back(call)
         self.pump()
@@ -974,9 +979,6 @@ class Client:
 
 
 def client_of(actor_id: str) -> Client:
-    known = _clients.get(actor_id)
-    if known is not None:
-        return known
     with _lock:
         found = _clients.get(actor_id)
         if found is None:
@@ -986,38 +988,42 @@ def client_of(actor_id: str) -> Client:
 
 def call_actor(info: HandleInfo, hold: Hold | None, method: str, options: CallOptions, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     state = _state.require()
-    client = client_of(info.actor_id)
-    client.check(info, method, args, kwargs)
+    client = _clients.get(info.actor_id) or client_of(info.actor_id)
+    if kwargs or not options.least <= len(args) <= options.most:
+        client.check(info, method, args, kwargs)
     frame, contents, refs = split_arguments(args, kwargs, copy=False)
     store, count = state.store, options.returns
     task_id = store.task_id()
-    entry = store.new(task_id)
+    entry = Entry(task_id + _objects.FIRST, store.process)
     entries = [entry] if count < 2 else [entry, *(store.new(task_id, i) for i in range(2, count + 1))]
-    call = Pending(client, task_id, method, options, frame, contents, refs, entries, hold)
+    call = entry.call = Pending(client, task_id, method, options, frame, contents, refs, entries, hold)
     parent = _context.current.get()
     if parent is not None:
         parent.children.add(entry)
-    for each in entries:
-        each.call = call
-    client.submit(call)
     if count == 1:
+        client.submit(call)
         return ObjectRef(entry)
+    for other in entries:
+        other.call = call
+    client.submit(call)
     return [ObjectRef(e) for e in entries] if count else None
 
 
-def _arity(signature: Any) -> tuple[int, int]:
+def _arity(parameters: list[list[Any]] | None) -> tuple[int, int]:
     """Returns how many positional arguments a method requires and accepts when no keywords are given; (1, 0) if every call must be checked
-    against the signature."""
+    against the signature. The parameters are those of HandleInfo, None if they are not known."""
+    if parameters is None:
+        return 0, _UNLIMITED
     least = most = 0
-    for parameter in signature.parameters.values() if signature is not None else ():
-        if parameter.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD):
+    for _, kind, has_default in parameters:
+        if kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD):
             most += 1
-            least += parameter.default is inspect.Parameter.empty
-        elif parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-            most = 1 << 30
-        elif parameter.kind is inspect.Parameter.KEYWORD_ONLY and parameter.default is inspect.Parameter.empty:
+            least += not has_default
+        elif kind == inspect.Parameter.VAR_POSITIONAL:
+            most = _UNLIMITED
+        elif kind == inspect.Parameter.KEYWORD_ONLY and not has_default:
             return 1, 0
-    return (least, most) if signature is not None else (0, 1 << 30)
+    return least, most
 
 
 # Public functions.

@@ -280,7 +280,7 @@ class Submitter:
         if kind == ERROR:
             task.fail(answer)
         else:
-            _objects.set_results(task.entries, kind, answer, future)
+            _objects.set_results(task.entries, kind, answer, future._kept)
         self.state.store.linger(task.contents)
         task.contents, task.refs, task.frame = None, [], []
         if task.once:

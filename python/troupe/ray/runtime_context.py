@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import warnings
 from typing import Any
 
 from . import _context, _state
+from ._ids import ActorID, JobID, NodeID, PlacementGroupID, TaskID
 
 
 class _Worker:
@@ -35,15 +36,36 @@ class RuntimeContext:
         return self._state.namespace
 
     @property
-    def job_id(self) -> Any:
-        from ._ids import JobID
-
-        return JobID(bytes.fromhex(self._state.job_id))
+    def job_id(self) -> JobID:
+        _deprecated("get_job_id()")
+        return self._job_id()
 
     @property
-    def node_id(self) -> Any:
-        from ._ids import NodeID
+    def node_id(self) -> NodeID:
+        _deprecated("get_node_id()")
+        return self._node_id()
 
+    @property
+    def task_id(self) -> TaskID | None:
+        _deprecated("get_task_id()")
+        found = self.get_task_id()
+        return None if found is None else TaskID(bytes.fromhex(found))
+
+    @property
+    def actor_id(self) -> ActorID | None:
+        _deprecated("get_actor_id()")
+        return ActorID(bytes.fromhex(self._state.actor_id)) if self._state.actor_id else None
+
+    @property
+    def current_placement_group_id(self) -> PlacementGroupID | None:
+        _deprecated("get_placement_group_id()")
+        found = self.get_placement_group_id()
+        return None if found is None else PlacementGroupID(bytes.fromhex(found))
+
+    def _job_id(self) -> JobID:
+        return JobID(bytes.fromhex(self._state.job_id))
+
+    def _node_id(self) -> NodeID:
         return NodeID(bytes.fromhex(self._state.node_id))
 
     @property
@@ -73,9 +95,7 @@ class RuntimeContext:
         raise RuntimeError("The actor is not known any more.")
 
     def get(self) -> dict[str, Any]:
-        from ._ids import ActorID, TaskID
-
-        found = {"job_id": self.job_id, "node_id": self.node_id, "namespace": self.namespace}
+        found = {"job_id": self._job_id(), "node_id": self._node_id(), "namespace": self.namespace}
         task = _context.current.get()
         if task is not None:
             found["task_id"] = TaskID(bytes.fromhex(task.id))
@@ -111,7 +131,8 @@ class RuntimeContext:
         return self._state.actor_name if self._state.actor_id else None
 
     def get_session_name(self) -> str:
-        return f"session_{os.getpid()}"
+        """Returns the same name in all processes of the session."""
+        return "session_" + self._state.address.replace(":", "_")
 
     def get_placement_group_id(self) -> str | None:
         task = _context.current.get()
@@ -145,6 +166,10 @@ class RuntimeContext:
         found: dict[str, list[str]] = {k: [] for k in ("GPU", "TPU", "NPU", "HPU", "neuron_cores", "FPGA")}
         found.update({k: [str(d) for d in v] for k, v in devices.items()})
         return found
+
+
+def _deprecated(instead: str) -> None:
+    warnings.warn(f"Use {instead} instead", DeprecationWarning, stacklevel=3)
 
 
 def get_runtime_context() -> RuntimeContext:
