@@ -104,6 +104,27 @@ func TestLockedPagesAreNotReused(t *testing.T) {
 	require.NotEqual(t, place, at(a.Alloc(inSlab)))
 }
 
+// TestLockedMemoryGetsNoBody: a process that locks its memory between two bodies has copies of the pages, and would read the old body.
+func TestLockedMemoryGetsNoBody(t *testing.T) {
+	dir := privateDir(t)
+	a := openArena(t, quiet(dir))
+	r := newReader(t, quiet(dir))
+	body := a.Alloc(inSlab)
+	fill(body, 1)
+	place := at(body)
+	got := attach(r, a.Locate(body), inSlab)
+	require.True(t, r.Release(got))
+	require.NoError(t, syscall.Mlock(got)) // its segment stays mapped
+	require.True(t, a.Free(body))
+	eventually(t, func() bool { return a.Stats().Lent == 0 })
+	next := a.Alloc(inSlab)
+	require.Equal(t, place, at(next))
+	fill(next, 3)
+	require.True(t, attach(r, a.Locate(next), inSlab) == nil)
+	eventually(t, func() bool { return a.Stats().Lent == 0 })
+	require.NoError(t, syscall.Munlock(got))
+}
+
 // TestAFreedBodyCannotBeClaimed: not under its old generation, and neither is what came after it.
 func TestAFreedBodyCannotBeClaimed(t *testing.T) {
 	dir := privateDir(t)

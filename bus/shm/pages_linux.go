@@ -35,6 +35,12 @@ func dropCopied(region []byte) error {
 	return dropRead(entries, region)
 }
 
+// isLocked reports whether this process has locked a private mapping, as mlockall does. It then has a copy of each page from that time on,
+// and does not see what is written to the file. The first page is dropped to find out: that fails for locked ones.
+func isLocked(region []byte) bool {
+	return unix.Madvise(region[:pageSize], unix.MADV_DONTNEED) != nil
+}
+
 // scanRefused: PAGEMAP_SCAN does not work here. Kernels before 6.7 do not have it, and a sandbox may refuse it.
 var scanRefused atomic.Bool
 

@@ -68,9 +68,10 @@ type claim struct {
 
 // mapping is a segment of an owner in this process. It stays mapped until its owner says that it has ended.
 type mapping struct {
-	mem   []byte           // nil: the descriptor failed its checks
-	loans map[uint64]*loan // by offset
-	ended bool             // the owner, or the segment
+	mem    []byte           // nil: the descriptor failed its checks
+	loans  map[uint64]*loan // by offset
+	ended  bool             // the owner, or the segment
+	locked bool             // this process was found to lock its memory, and has said so
 }
 
 // loan is a region that this process uses.
@@ -333,6 +334,13 @@ func (r *Reader) attach(o *owner, c *claim, m message) []byte {
 		return nil
 	}
 	l := &loan{owner: o, id: m.segment, mapping: at, offset: m.offset, size: size, gen: m.gen}
+	if isLocked(l.bytes()) {
+		if !at.locked {
+			at.locked = true
+			r.cfg.Logger.Warn("shm: this process locks its memory, so large bodies come to it over the bus")
+		}
+		return nil
+	}
 	at.loans[m.offset] = l
 	body := at.mem[m.offset : m.offset+uint64(c.length) : m.offset+uint64(c.length)]
 	r.attached[addressOf(body)] = l
