@@ -1,5 +1,6 @@
 """Large objects: put copies, all receivers share one copy, which ends with the last reference or with its owner."""
 
+import contextvars
 import gc
 import os
 import time
@@ -174,6 +175,25 @@ def test_argument_is_freed_as_soon_as_its_calls_are_over(session):
     assert _reference.counts()["owned"] == 1
     del ref
     assert _reference.counts()["owned"] == 0
+
+
+@pytest.mark.skipif(REAL, reason="looks into Troupe's context of a call")
+def test_context_that_outlives_its_call_holds_no_argument(session):
+    """A thread or task that a method starts may keep the method's context for ever."""
+
+    @ray.remote(num_cpus=0)
+    class Keeper:
+        def keep(self, array, other):
+            self.context = contextvars.copy_context()
+            return float(array[0] + other[0])
+
+        def held(self):
+            [task] = [v for v in self.context.values() if hasattr(v, "frame")]
+            return task.name, len(task.frame), len(task.deps), len(task.kept)
+
+    keeper = Keeper.remote()
+    assert ray.get(keeper.keep.remote(numpy.ones(1 << 18), ray.put(numpy.ones(1 << 18)))) == 2.0
+    assert ray.get(keeper.held.remote()) == ("Keeper.keep", 0, 0, 0)
 
 
 def test_argument_that_is_also_kept(session):

@@ -75,7 +75,7 @@ class Call(_context.Task):
 
     def over(self) -> None:
         """Drops the arguments: contexts that were copied while the call ran may refer to it for longer."""
-        self.kept, self.frame = (), _serialize.NONE
+        self.kept, self.frame, self.deps, self.extra = (), _serialize.NONE, _serialize.NONE, NO_EXTRA
 
     def entries(self) -> list[_objects.Entry]:
         """Returns the entries of the dependencies and starts to fetch those that are not local."""
