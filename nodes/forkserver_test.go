@@ -89,7 +89,7 @@ func TestForkedWorkersOutliveTheirServer(t *testing.T) {
 	started := s.launch(l)
 	server := s.untilServers(1)[0]
 	require.NoError(t, syscall.Kill(server, syscall.SIGKILL))
-	s.untilServers(0)
+	require.Eventually(t, func() bool { return syscall.Kill(server, 0) == syscall.ESRCH }, 20*time.Second, time.Millisecond, "the agent has seen its end")
 	for _, w := range started {
 		require.True(t, alive(w.PID))
 	}

@@ -166,13 +166,15 @@ func TestTimelineRequestsAreChecked(t *testing.T) {
 		status, body := get(path)
 		require.Equal(t, want, status, path+": "+body)
 	}
-	status, body := get("/api/timeline?namespace=run&role=infer&last=30s")
-	require.Equal(t, http.StatusOK, status, body)
 	var view struct {
 		Lanes   []any `json:"lanes"`
 		Omitted int   `json:"omitted_lanes"`
 	}
-	require.NoError(t, json.Unmarshal([]byte(body), &view))
+	for end := time.Now().Add(time.Minute); len(view.Lanes) < 512 && time.Now().Before(end); { // on a slow machine not all ranks answer in time
+		status, body := get("/api/timeline?namespace=run&role=infer&last=30s")
+		require.Equal(t, http.StatusOK, status, body)
+		require.NoError(t, json.Unmarshal([]byte(body), &view))
+	}
 	require.Len(t, view.Lanes, 512)
 	require.GreaterOrEqual(t, view.Omitted, 188)
 }
