@@ -38,7 +38,8 @@ def _pending(
         client = actor.client_of(handle._info.actor_id)
         key = _pieces.identity(args, kwargs)
         if key not in found:
-            client.check(handle._info, name, args, kwargs)
+            if kwargs or not options.least <= len(args) <= options.most:
+                client.check(handle._info, name, args, kwargs)
             found[key] = (actor.split_arguments(args, kwargs, copy=False), [])
         (frame, contents, refs), positions = found[key]
         positions.append(i)

@@ -401,7 +401,8 @@ class Service:
             return f"{outside.partition('.<locals>')[0].rstrip('.').rpartition('.')[0]}.{name}" if local else function
         cls = type(self.instance)
         if self.kind == "async":
-            return f"{cls.__module__}.{getattr(cls, function).__qualname__}"
+            qualified = getattr(getattr(cls, function, None), "__qualname__", f"{cls.__qualname__}.{function}")
+            return f"{cls.__module__}.{qualified}"
         return f"{cls.__module__}.{cls.__name__}.{function}"
 
     # Calls outside the main thread.
@@ -767,9 +768,11 @@ class RayHost(_worker.Host):
         return {"methods": methods, "open": False, "cancels": False, "side": "beside"}
 
     def method(self, owner_name: str, name: str) -> Any:
+        """Returns the called method. Calls of actors and tasks, which are the most, take a short cut."""
         return self.service.call if name == "call" else super().method(owner_name, name)
 
     def when_quiet(self) -> None:
+        """Shows in the title of this process that its actor is idle."""
         if self.service.titled:
             self.service.titled = ""
             _process_title.set_title(self.service.state_title)

@@ -571,8 +571,8 @@ class CallOptions:
         self.group: str = group
         self.retries: int = info.retries if retries is None else retries  # a call with retries also waits for a restart instead of failing
         self.retried = retried  # the exceptions that are retried
-        self.plain = not self.name and not group and returns == 1
-        self.least, self.most = _arity(info.parameters.get(method))
+        self.plain = not self.name and not group and returns == 1  # whether calls carry none of these options
+        self.least, self.most = _arity(info.parameters.get(method))  # numbers of positional arguments that need no further check
 
 
 class Pending:
@@ -917,11 +917,13 @@ class Client:
                 state.store.linger(call.contents)
 
     def _retry(self, call: Pending) -> None:
-        """Requeues a call at the position of its sequence number."""
+        """Requeues a call at the position of its sequence number. The old answer finds no receiver if an interrupt makes the core deliver it
+        again, so that the call is not retried twice."""
         call.retries -= 1 if call.retries > 0 else 0
         call.future = None
         with self._lock:
             self._put_back(call)
+        call.worker._cluster._core._pending.pop(call._token, None)
         self.pump()
 
     def _put_back(self, call: Pending) -> None:
