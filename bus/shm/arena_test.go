@@ -83,15 +83,19 @@ func TestARegionIsRewrittenAfterTheLastRelease(t *testing.T) {
 	require.Equal(t, place, at(a.Alloc(ownSeg)), "the last one to become idle is the first to be used")
 }
 
+// lentBody is a body of ones in an arena, and the same as a reader has it.
+func lentBody(t *testing.T) (a *shm.Arena, r *shm.Reader, body, got []byte) {
+	dir := privateDir(t)
+	a, r = openArena(t, quiet(dir)), newReader(t, quiet(dir))
+	body = a.Alloc(inSlab)
+	fill(body, 1)
+	return a, r, body, attach(r, a.Locate(body), inSlab)
+}
+
 // TestLockedPagesAreNotReused: a region whose reader cannot give up the pages that it wrote to never gets another body.
 func TestLockedPagesAreNotReused(t *testing.T) {
-	dir := privateDir(t)
-	a := openArena(t, quiet(dir))
-	r := newReader(t, quiet(dir))
-	body := a.Alloc(inSlab)
-	fill(body, 1)
+	a, r, body, got := lentBody(t)
 	place := at(body)
-	got := attach(r, a.Locate(body), inSlab)
 	require.NoError(t, syscall.Mlock(got))
 	fill(got, 2)
 	require.True(t, r.Release(got))
@@ -106,13 +110,8 @@ func TestLockedPagesAreNotReused(t *testing.T) {
 
 // TestLockedMemoryGetsNoBody: a process that locks its memory between two bodies has copies of the pages, and would read the old body.
 func TestLockedMemoryGetsNoBody(t *testing.T) {
-	dir := privateDir(t)
-	a := openArena(t, quiet(dir))
-	r := newReader(t, quiet(dir))
-	body := a.Alloc(inSlab)
-	fill(body, 1)
+	a, r, body, got := lentBody(t)
 	place := at(body)
-	got := attach(r, a.Locate(body), inSlab)
 	require.True(t, r.Release(got))
 	require.NoError(t, syscall.Mlock(got)) // its segment stays mapped
 	require.True(t, a.Free(body))

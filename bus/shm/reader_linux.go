@@ -337,7 +337,7 @@ func (r *Reader) attach(o *owner, c *claim, m message) []byte {
 	if isLocked(l.bytes()) {
 		if !at.locked {
 			at.locked = true
-			r.cfg.Logger.Warn("shm: this process locks its memory, so large bodies come to it over the bus")
+			r.cfg.Logger.Warn("shm: this process locks its memory (mlockall), so large bodies come to it over the bus, which is slower")
 		}
 		return nil
 	}
