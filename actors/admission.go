@@ -8,12 +8,13 @@ import (
 )
 
 // accept admits a call from the wire and the calls that waited for it, and returns those whose body has to be fetched.
-// A repeat is answered from memory and does not run again. begin is a call of an AsyncHandler, if one may start: the
-// receiver begins it itself, because Begin does not block, and saves the hand-over to another goroutine.
+// A repeat is answered from memory and does not run again. begin is a call that may start, if the receiver should start it itself,
+// which saves the hand-over to another goroutine: one of an AsyncHandler, because Begin does not block, or any if the
+// delivery says so.
 func (w *Worker) accept(d *delivery, body []byte, now time.Time) (fetch []*call, begin job) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.accepting = true
+	w.accepting, w.mayRun = true, d.mayRun
 	if d.first.worker == nil {
 		w.unusedDelivery = d
 	}
@@ -29,6 +30,9 @@ func (w *Worker) newCall(h *wire.Header) *call {
 		return new(call)
 	}
 	w.unusedDelivery = nil
+	if d.alone {
+		d.first.delivery = d
+	}
 	return &d.first
 }
 
@@ -101,7 +105,7 @@ func (w *Worker) enqueue(c *call) error {
 func (w *Worker) startReady(q *queue, now instant) {
 	for c := w.nextLocked(q, now); c != nil; c = w.nextLocked(q, now) {
 		j := job{worker: w, queue: q, call: c}
-		if w.accepting && w.begin.call == nil && c.binding.async != nil {
+		if w.accepting && w.begin.call == nil && (c.binding.async != nil || w.mayRun) {
 			w.begin = j
 			continue
 		}

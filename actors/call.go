@@ -11,6 +11,7 @@ import (
 type call struct {
 	worker   *Worker
 	header   *wire.Header // shared with other ranks of this process; read only
+	delivery *delivery    // the memory of header and call; nil: other calls use it too
 	caller   *callerState
 	binding  *binding     // nil: the call was refused
 	ctx      *callContext // nil until the call runs

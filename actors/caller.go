@@ -58,6 +58,7 @@ func (s *callerState) acknowledge(upTo uint64, forget, giveUp func(*call)) {
 		forget(c)
 		if c.phase == forgotten {
 			s.remove(seq)
+			c.reuse()
 		}
 	}
 	if upTo-from >= uint64(len(s.calls)) {

@@ -48,7 +48,7 @@ type HostConfig struct {
 
 // Host runs the workers of a process: any number of ranks of any roles, on one connection. It subscribes once to each
 // subject and copies locally. Two goroutines feed the workers, one with work in order of arrival, one with control
-// messages; neither blocks.
+// messages; they do not block, except that the first may run a short call while nothing else arrives.
 type Host struct {
 	ep       *bus.Endpoint
 	cfg      HostConfig
@@ -65,6 +65,9 @@ type Host struct {
 	routesVersion atomic.Uint64 // changes with routes
 	forgetRecords func()        // ends the reports of running calls to the flight recorder
 	receiversDone atomic.Bool   // receivers end at their next message
+	receiverBusy  atomic.Bool   // the receiver of work runs a call
+	relievable    atomic.Bool   // the connection's reader calls relieve,
+	stopRelief    func()        // until this is called
 
 	mu      sync.RWMutex // guards what follows
 	routes  map[string]*route
@@ -120,8 +123,9 @@ func NewHost(ep *bus.Endpoint, cfg HostConfig) (*Host, error) {
 		}
 		h.classes[c.Name] = c
 	}
-	h.runners.group.Go(bus.Guard(func() { newReceiver(h, h.workCh).loop() }))
-	h.runners.group.Go(bus.Guard(func() { newReceiver(h, h.controlCh).loop() }))
+	h.startReceiver(h.workCh)
+	h.startReceiver(h.controlCh)
+	h.stopRelief = ep.Bus().BeforeRead(h.relieve)
 	ep.OnAbsent(h.callerUnreachable)
 	h.group.Go(bus.Guard(h.heartbeatLoop))
 	h.forgetRecords = recorder.Register(recorder.Source{OpenFunc: h.openRecords, FlushFunc: h.flushRecords})
@@ -356,6 +360,7 @@ func (h *Host) Close(ctx context.Context) error {
 	}
 	group.Wait()
 	h.closeOnce.Do(h.closeReceivers)
+	h.stopRelief()
 	h.forgetRecords()
 	h.group.Wait()
 	h.runners.close(time.Second)

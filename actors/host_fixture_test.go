@@ -31,7 +31,18 @@ func newHostFixture(t *testing.T, classes ...*Class) *hostFixture {
 
 func newHostFixtureWith(t *testing.T, cfg HostConfig) *hostFixture {
 	t.Helper()
-	b := bustest.Open(t)
+	return newHostFixtureOn(t, bustest.Open(t), cfg)
+}
+
+// newSocketFixture makes a host that reaches its server through a socket; other fixtures have the server in their process.
+func newSocketFixture(t *testing.T, classes ...*Class) *hostFixture {
+	t.Helper()
+	server := bustest.Open(t, bus.Config{Server: bus.ServerConfig{Listen: "127.0.0.1:0"}})
+	return newHostFixtureOn(t, bustest.Open(t, bus.Config{URLs: []string{server.URL()}}), HostConfig{Classes: classes, HeartbeatEvery: 20 * time.Millisecond})
+}
+
+func newHostFixtureOn(t *testing.T, b *bus.Bus, cfg HostConfig) *hostFixture {
+	t.Helper()
 	address, err := bus.NewAddress("test", "role", "i1")
 	require.NoError(t, err)
 	st := &hostFixture{t: t, address: address, world: 1, host: addHost(t, b, cfg)}

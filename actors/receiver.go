@@ -3,6 +3,7 @@ package actors
 import (
 	"bytes"
 	"errors"
+	"sync"
 	"time"
 
 	"troupe/bus"
@@ -12,12 +13,14 @@ import (
 // maxSharedBody: a larger body does not share its message with the header, which lives longer.
 const maxSharedBody = 1 << 10
 
-// receiver passes the messages of one channel to workers, in order of arrival. It does not block. One goroutine owns it.
+// receiver passes the messages of one channel to workers, in order of arrival. One goroutine owns it, which does not block, or is
+// relieved by another one.
 type receiver struct {
 	host   *Host
 	ch     chan *bus.Msg
 	reader wire.FrameReader
 	next   *delivery // filled by the next message
+	here   job       // a call of the last message that this goroutine runs
 
 	// The workers of the last message's subject; the next message mostly has the same one.
 	sub           *bus.Subscription
@@ -27,15 +30,34 @@ type receiver struct {
 
 // delivery is a parsed message and the memory for the first of its calls.
 type delivery struct {
-	frame wire.Frame
-	first call
+	frame  wire.Frame
+	first  call
+	alone  bool // one worker of this process listens on its subject
+	mayRun bool // the receiver may run its call
+}
+
+var deliveries = sync.Pool{New: func() any { return new(delivery) }}
+
+// reuse gives the memory of an answered and acknowledged call to a later message, if nothing else can refer to it: other ranks
+// may use its header, and fetches and asynchronous handlers may hold it longer.
+func (c *call) reuse() {
+	if c.delivery == nil || c.binding == nil || c.binding.async != nil || c.args != nil || c.header.Ref.Owner != "" {
+		return
+	}
+	d := c.delivery
+	*d = delivery{}
+	deliveries.Put(d)
 }
 
 func newReceiver(h *Host, ch chan *bus.Msg) *receiver {
-	return &receiver{host: h, ch: ch, next: new(delivery)}
+	return &receiver{host: h, ch: ch, next: deliveries.Get().(*delivery)}
 }
 
-// loop returns when the host closes.
+func (h *Host) startReceiver(ch chan *bus.Msg) {
+	h.runners.group.Go(bus.Guard(func() { newReceiver(h, ch).loop() }))
+}
+
+// loop returns when the host closes, or after it was relieved.
 func (r *receiver) loop() {
 	for {
 		m := <-r.ch
@@ -43,6 +65,45 @@ func (r *receiver) loop() {
 			return
 		}
 		r.handle(m)
+		if j := r.here; j.call != nil {
+			r.here = job{}
+			if relieved := r.run(j); relieved {
+				return
+			}
+		}
+	}
+}
+
+// run executes a call on the receiver's goroutine, which saves the hand-over to another one. If a message arrives
+// meanwhile, relieve starts another receiver, and this one ends after the call.
+func (r *receiver) run(j job) (relieved bool) {
+	h, returned := r.host, false
+	h.receiverBusy.Store(true)
+	h.relieve() // a message may have come before that
+	defer func() {
+		relieved = !h.receiverBusy.CompareAndSwap(true, false)
+		if !returned && !relieved { // the method called runtime.Goexit
+			h.startReceiver(r.ch)
+		}
+	}()
+	j.worker.run(j.queue, j.call)
+	returned = true
+	return
+}
+
+// mayRun reports whether the receiver may run a call itself: nothing else waits for it, and it is relieved when something does. A role
+// of one worker is faster without it.
+func (r *receiver) mayRun(w *Worker) bool {
+	return w.spec.World > 1 && r.ch == r.host.workCh && len(r.ch) == 0 && r.host.relievable.Load()
+}
+
+// relieve starts another receiver if messages wait for one that runs a call. The connection's reader calls it.
+func (h *Host) relieve() {
+	if !h.relievable.Load() {
+		h.relievable.Store(true)
+	}
+	if h.receiverBusy.Load() && len(h.workCh) > 0 && h.receiverBusy.CompareAndSwap(true, false) {
+		h.startReceiver(h.workCh)
 	}
 }
 
@@ -108,7 +169,7 @@ func (r *receiver) each(m *bus.Msg, f *wire.Frame, do func(*Worker)) {
 // call passes a call to the workers that it addresses; the delivery belongs to them afterwards.
 func (r *receiver) call(m *bus.Msg, now time.Time) {
 	d := r.next
-	r.next = new(delivery)
+	r.next = deliveries.Get().(*delivery)
 	h, body := &d.frame.Header, d.frame.Body
 	d.frame.Body = nil // the calls hold the body until they have run
 	r.host.ep.CountReceived(bus.PathInline, int64(len(body)))
@@ -116,14 +177,21 @@ func (r *receiver) call(m *bus.Msg, now time.Time) {
 		detach(h)
 	}
 	var fetch []*call
-	for _, w := range r.workersOn(m) {
+	workers := r.workersOn(m)
+	d.alone = len(workers) == 1
+	for _, w := range workers {
 		if !h.For(w.spec.Rank) || h.Gens[w.spec.Rank] != w.spec.Gen {
 			continue
 		}
+		d.mayRun = d.alone && r.mayRun(w)
 		more, begin := w.accept(d, body, now)
 		fetch = append(fetch, more...)
-		if begin.call != nil {
+		switch {
+		case begin.call == nil:
+		case begin.call.binding.async != nil:
 			w.continueLane(begin.queue, begin.call)
+		default:
+			r.here = begin
 		}
 	}
 	r.host.fetch(fetch)

@@ -59,7 +59,8 @@ type Worker struct {
 
 	// Set while accept runs:
 	accepting      bool
-	begin          job       // the first asynchronous call that may start
+	mayRun         bool
+	begin          job       // the first call that the receiver starts itself
 	unusedDelivery *delivery // memory for the arriving call; nil once used
 }
 

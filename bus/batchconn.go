@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -15,10 +16,10 @@ import (
 	"troupe/internal/ab"
 )
 
-// dialer makes batching connections.
+// dialer makes the batching connections of a bus.
 type dialer struct {
 	net.Dialer
-	made func(*batchConn)
+	bus *Bus
 }
 
 func (d *dialer) Dial(network, address string) (net.Conn, error) {
@@ -27,7 +28,8 @@ func (d *dialer) Dial(network, address string) (net.Conn, error) {
 		return nil, err
 	}
 	w := newBatchConn(c)
-	d.made(w)
+	w.beforeRead = &d.bus.beforeRead
+	d.bus.dialled.Store(w)
 	return w, nil
 }
 
@@ -60,6 +62,8 @@ type batchConn struct {
 	raw   syscall.RawConn // nil: not a socket
 	tried rawWrite        // of the active writer
 
+	beforeRead *atomic.Pointer[func()] // of the bus
+
 	bodies sync.Mutex // locked before mu, while a body waits and is written: bodies take turns
 
 	mu       sync.Mutex // guards what follows; never held during a write
@@ -79,13 +83,20 @@ type batchConn struct {
 }
 
 func newBatchConn(c net.Conn) *batchConn {
-	w := &batchConn{Conn: c}
+	w := &batchConn{Conn: c, beforeRead: new(atomic.Pointer[func()])}
 	w.room.L = &w.mu
 	if s, ok := c.(syscall.Conn); ok {
 		w.raw, _ = s.SyscallConn() // without it, every write may block
 		w.tried.do = w.tried.write
 	}
 	return w
+}
+
+func (w *batchConn) Read(p []byte) (int, error) {
+	if do := w.beforeRead.Load(); do != nil {
+		(*do)()
+	}
+	return w.Conn.Read(p)
 }
 
 // Write is called by NATS, with the lock of its connection held: a server that hangs must not hold up everybody who needs that lock.
@@ -391,6 +402,14 @@ func (b *Bus) Push() {
 	if w := b.wire.Load(); w != nil {
 		w.push()
 	}
+}
+
+// BeforeRead registers a function that the connection's reader calls whenever it waits for the server again: all messages that have
+// arrived are with their subscriptions then. It must not block. It is never called if another function is registered, nor on a
+// connection without a socket, to a server in this process.
+func (b *Bus) BeforeRead(do func()) (remove func()) {
+	b.beforeRead.CompareAndSwap(nil, &do)
+	return func() { b.beforeRead.CompareAndSwap(&do, nil) }
 }
 
 // adopt enables batches on the connection that NATS has just made, if the bus can write the NATS protocol to it.

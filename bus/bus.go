@@ -41,6 +41,7 @@ type Bus struct {
 	dropped     *atomic.Uint64            // slow consumer events, shared with the connections that Dial makes
 	dialled     atomic.Pointer[batchConn] // the newest socket
 	wire        atomic.Pointer[batchConn] // the same, while the bus may write to it directly
+	beforeRead  atomic.Pointer[func()]    // see BeforeRead
 
 	mu        sync.Mutex
 	endpoints map[*Endpoint]struct{}
@@ -266,7 +267,7 @@ func (b *Bus) options() (nats.Options, error) {
 		}),
 	}
 	if batchWrites {
-		opts = append(opts, nats.SetCustomDialer(&dialer{Dialer: net.Dialer{Timeout: dialTimeout}, made: b.dialled.Store}))
+		opts = append(opts, nats.SetCustomDialer(&dialer{Dialer: net.Dialer{Timeout: dialTimeout}, bus: b}))
 	}
 	if cfg.InProcess != nil {
 		opts = append(opts, nats.InProcessServer(cfg.InProcess))

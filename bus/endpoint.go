@@ -397,6 +397,7 @@ func (e *Endpoint) register(g *Gather) error {
 	e.inlineIn += each * n
 	e.pending[g.seq] = g
 	if len(e.pending) == 1 {
+		g.only = true
 		e.wakeSweep()
 	}
 	return nil

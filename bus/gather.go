@@ -16,6 +16,7 @@ type Gather struct {
 	sender    *roleSender
 	seq       uint64
 	inline    uint32
+	only      bool // no other call was pending when it was registered
 	sentAt    time.Time
 	recording *recording // nil: the flight recorder leaves it out
 	stop      func()     // detaches the context

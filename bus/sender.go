@@ -100,6 +100,11 @@ func (t *roleSender) inlineRoom(n, limit int) bool {
 
 func (t *roleSender) inlineDone(n int) { t.inline.Add(-int64(n)) }
 
+// maxSelfWritten is the number of ranks up to which the goroutine of a call writes it to the socket, if no other call is pending. That saves
+// the wake-up of NATS's flushing goroutine, a twentieth of a call of four or eight ranks. Calls of one rank and of more than these
+// are slower with it: the woken thread polls the network, and sees the next message sooner.
+const maxSelfWritten = 8
+
 // publish sends every part of g before any other call on the role.
 func (t *roleSender) publish(g *Gather) error {
 	t.mu.Lock()
@@ -117,6 +122,10 @@ func (t *roleSender) publish(g *Gather) error {
 		if c.Ordered {
 			return t.toSequencer(g, p.prev, wire.RankSet{})
 		}
+	}
+	if n := len(g.slots); g.only && n > 1 && n <= maxSelfWritten {
+		batch := t.ep.bus.BatchWrites()
+		defer batch.Flush(true)
 	}
 	var first error
 	for i := range c.Parts {
