@@ -57,6 +57,7 @@ class Server:
     loops: dict[int, Loop]  # by token, the loop that runs a call beside the main thread
     how = 0  # flags of troupe_answer
     awaitables: OwnLoop | None = None  # runs the awaitables that sync methods return
+    direct: Any = None  # a method with positional arguments alone, none of them a reference of the core, that returns values of _PLAIN types
     _beside: Server | None = None
 
     def trusts(self, meta: bytes) -> bool:
@@ -78,6 +79,8 @@ class Server:
             method = self.method(owner, name)
             if method is None:
                 value = self.verb(IncomingCall(self.core, token, meta), body)
+            elif method is self.direct:
+                value = method(*codec.decode(body)[0])
             else:
                 args, kwargs = read_args(codec, body)
                 if self.values:

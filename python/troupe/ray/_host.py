@@ -75,7 +75,9 @@ class Call(_context.Task):
 
     def over(self) -> None:
         """Drops the arguments: contexts that were copied while the call ran may refer to it for longer."""
-        self.kept, self.frame, self.deps, self.extra = (), _serialize.NONE, _serialize.NONE, NO_EXTRA
+        self.frame = _serialize.NONE
+        if self.kept or self.deps or self.extra:
+            self.kept, self.deps, self.extra = (), _serialize.NONE, NO_EXTRA
 
     def entries(self) -> list[_objects.Entry]:
         """Returns the entries of the dependencies and starts to fetch those that are not local."""
@@ -264,7 +266,7 @@ class Service:
             self.cancelled.discard(call.id)
             return self.failed(call, exceptions.TaskCancelledError(call.id))
         self.running[call.id] = call
-        call.name = call.extra.get("name") or self.titles.get(call.function) or self.title_of(call)
+        call.name = (call.extra and call.extra.get("name")) or self.titles.get(call.function) or self.title_of(call)
         mark = _context.current.set(call)
         undo = None
         if self.kind == "task":
@@ -281,7 +283,10 @@ class Service:
             else:
                 args, kwargs = _serialize.loads(call.frame)
             value = function(*args, **kwargs)
-            if type(value) not in _serialize.PLAIN and asyncio.iscoroutine(value):
+            if type(value) in _serialize.PLAIN:
+                if call.returns == 1 and not call.cancelled and not self.exiting:
+                    return [_objects.VALUE, pickle.dumps(value, 5)]  # as succeeded would
+            elif asyncio.iscoroutine(value):
                 value = asyncio.run(value)
             if self.exiting:
                 end_process()
@@ -763,13 +768,14 @@ class RayHost(_worker.Host):
             methods.append({"name": method, "mode": "", "lane": objects})
         lanes = {m["name"]: m["lane"]["name"] for m in methods if m["lane"]["name"] != "work"}
         self.objects[name] = Object(service, False, lanes, {})
+        self.direct = service.call
         self.start_thread()
         _objects.start_reader(self.core)
         return {"methods": methods, "open": False, "cancels": False, "side": "beside"}
 
     def method(self, owner_name: str, name: str) -> Any:
         """Returns the called method. Calls of actors and tasks, which are the most, take a short cut."""
-        return self.service.call if name == "call" else super().method(owner_name, name)
+        return self.direct if name == "call" else super().method(owner_name, name)
 
     def when_quiet(self) -> None:
         """Shows in the title of this process that its actor is idle."""

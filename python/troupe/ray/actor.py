@@ -808,6 +808,8 @@ class Client:
                 with self._lock:
                     if not self._again:
                         self._pumping = False
+                    if not any(self._queues.values()):
+                        self._queues.clear()  # so that later calls see at once that nothing is ahead of them
             if not self._pumping:
                 return
 
