@@ -75,6 +75,8 @@ type batchConn struct {
 	behind   bool // a goroutine waits for the socket
 	batches  int
 	closed   bool
+	unpushed int           // batches since the last push that were not flushed now
+	single   bool          // before the last push there was one such batch
 	ticks    chan struct{} // wakes the lazy flusher; nil: it was never started
 	asleep   bool          // the lazy flusher sleeps
 
@@ -195,7 +197,12 @@ func (w *batchConn) release(now bool) {
 	case now || len(w.out) >= writeFull:
 		w.pushLocked()
 	default:
-		w.laterLocked()
+		w.unpushed++
+		if w.single && w.unpushed == 1 {
+			w.pushLocked()
+		} else {
+			w.laterLocked()
+		}
 	}
 }
 
@@ -203,6 +210,9 @@ func (w *batchConn) release(now bool) {
 func (w *batchConn) push() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.unpushed > 0 {
+		w.single, w.unpushed = w.unpushed == 1, 0
+	}
 	if w.batches == 0 && len(w.out) > 0 && !w.closed {
 		w.pushLocked()
 	}
@@ -390,7 +400,8 @@ func (b *Bus) BatchWrites() WriteBatch {
 }
 
 // Flush ends the batch. now: the messages are written before Flush returns, as far as the socket accepts them without
-// blocking; otherwise within a tenth of a millisecond, together with later messages, or at the next Push.
+// blocking; otherwise within a tenth of a millisecond, together with later messages, or at the next Push. They are also written now if the
+// batch before was the only one before its Push: its sender waits for each answer, and should not be slower than one that says so.
 func (c WriteBatch) Flush(now bool) {
 	if c.w != nil {
 		c.w.release(now)

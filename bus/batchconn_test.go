@@ -208,6 +208,38 @@ func TestBatchConnFlushesByItself(t *testing.T) {
 	}
 }
 
+// The message of a sender that waits for each answer is written at once; those of one that sends several are collected until it waits.
+func TestBatchConnLearnsWhoWaits(t *testing.T) {
+	w, _ := socket(t)
+	send := func() (written bool) {
+		w.hold()
+		_, err := w.publish("lazy", "reply", nil)
+		require.NoError(t, err)
+		w.release(false)
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return len(w.out) == 0
+	}
+	send()
+	w.push()
+	for range 100 {
+		require.True(t, send(), "the sender of the message before waited for its answer")
+		w.push()
+	}
+	collected := 0
+	for range 100 {
+		send()
+		send()
+		w.push()
+		if !send() { // unless the lazy flusher came first
+			collected++
+		}
+		send()
+		w.push()
+	}
+	require.Greater(t, collected, 50, "the last sender sent several")
+}
+
 // Without a batch NATS writes.
 func TestAConnectionWithoutABatch(t *testing.T) {
 	w, _ := socket(t)
@@ -319,7 +351,7 @@ func TestBatchConnEndsTheWaitOfAWriter(t *testing.T) {
 		}()
 	}
 	time.Sleep(20 * time.Millisecond)
-	require.NoError(t, w.Close())
+	_ = w.Close() // fails if a writer that sees the end closes the socket first
 	for range cap(endCh) {
 		select {
 		case <-endCh:

@@ -591,8 +591,16 @@ class Pending:
     def __init__(
         self, client: Client, id: str, method: str, options: CallOptions, frame: Frame, contents: Any, refs: list[ObjectRef], entries: list[Entry], hold: Any
     ) -> None:
-        self.client, self.id, self.method, self.options, self.hold = client, id, method, options, hold
-        self.frame, self.contents, self.refs, self.entries = frame, contents, refs, entries
+        # One by one: an assignment of several values would make a tuple.
+        self.client = client
+        self.id = id
+        self.method = method
+        self.options = options
+        self.frame = frame
+        self.contents = contents
+        self.refs = refs
+        self.entries = entries
+        self.hold = hold
         if options.retries:
             self.retries = options.retries
 
@@ -753,7 +761,8 @@ class Client:
                 call.role = self._role
                 error = self._send_to(self._handle, call)
         if direct:
-            self._sent(call, error)
+            if error is not None:
+                self._lost(call, error)
             return
         call.own_arguments()
         with self._lock:
@@ -854,7 +863,9 @@ class Client:
                 call.own_arguments()
                 self._put_back(call)
                 return
-        self._sent(call, self._send_to(handle, call))
+        error = self._send_to(handle, call)
+        if error is not None:
+            self._lost(call, error)
 
     def _send_to(self, worker: Any, call: Pending) -> _errors.Error | None:
         """Sends a call, and returns the error if that failed."""
@@ -871,6 +882,7 @@ class Client:
             worker._begin(method, fields, call)
         except _errors.Error as err:
             return err
+        _objects.sent()
         return None
 
     def _add_options(self, call: Pending, fields: list[Any], worker: Any) -> str:
@@ -883,13 +895,6 @@ class Client:
             extra["from"], extra["number"] = _state.require().process, self.next_number(options.group)
         fields += (dependencies(call.refs), options.returns, extra)
         return method
-
-    def _sent(self, call: Pending, error: _errors.Error | None) -> None:
-        """Handles the end of an attempt to send a call."""
-        if error is None:
-            _objects.sent()
-        else:
-            self._lost(call, error)
 
     def _answered(self, call: Pending, future: Any) -> None:
         try:
