@@ -4,7 +4,8 @@
     make bench-ray ROWS=call_1_1,create_8 JSON=1
 
 The systems take turns: each is a child process that measures one row when it is told to, a row is measured in several rounds, and
-the middle one counts. of_own: how many times the time of Troupe's own API troupe.ray takes; of_ray: how many times Ray's.
+the middle one counts. of_own: how many times the time of Troupe's own API troupe.ray takes, the median of the rounds, because the speed
+of a machine may change between them; of_ray: how many times Ray's.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import json
 import os
 import platform
+import statistics
 import sys
 from typing import Any
 
@@ -31,7 +33,7 @@ LIMIT = 120.0  # seconds for one round of a row
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", default=",".join(ROWS), help="which rows, with commas between")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true", help="one JSON object a line instead of a table")
     args = parser.parse_args()
     rows = [r for r in args.rows.split(",") if r]
@@ -58,24 +60,23 @@ def main() -> int:
 
 def measured(row: str, systems: list[bench.System], rounds: int) -> dict[str, Any]:
     """The figures of a row, by system, and their ratios."""
-    taken: dict[str, list[dict[str, Any]]] = {s.name: [] for s in systems}
+    taken: dict[str, list[dict[str, Any] | None]] = {s.name: [] for s in systems}
     for _ in range(rounds):
         for system in systems:
-            answer = system.measure(ROWS[row] if system.name == "troupe" else row, LIMIT)
-            if answer is not None:
-                taken[system.name].append(answer)
-    found = {name: bench.middle(answers) for name, answers in taken.items() if answers}
-    ours = found.get("troupe.ray")
-    return {"row": row, "systems": found, "of_own": ratio(ours, found.get("troupe")), "of_ray": ratio(ours, found.get("ray"))}
+            taken[system.name].append(system.measure(ROWS[row] if system.name == "troupe" else row, LIMIT))
+    found = {name: bench.middle(known) for name, answers in taken.items() if (known := [a for a in answers if a is not None])}
+    ours = taken["troupe.ray"]
+    return {"row": row, "systems": found, "of_own": ratio(ours, taken["troupe"]), "of_ray": ratio(ours, taken.get("ray", []))}
 
 
-def ratio(ours: dict[str, Any] | None, other: dict[str, Any] | None) -> float | None:
-    """How many times the other's time ours is."""
-    if ours is None or other is None:
-        return None
-    if "per_s" in ours:
-        return round(float(other["per_s"]) / float(ours["per_s"]), 2)
-    return round(float(ours["p50_us"]) / float(other["p50_us"]), 2)
+def ratio(ours: list[dict[str, Any] | None], others: list[dict[str, Any] | None]) -> float | None:
+    """How many times the other's time ours is: the median of the rounds that both measured."""
+    each = [
+        float(other["per_s"]) / float(own["per_s"]) if "per_s" in own else float(own["p50_us"]) / float(other["p50_us"])
+        for own, other in zip(ours, others, strict=False)
+        if own is not None and other is not None
+    ]
+    return round(statistics.median(each), 2) if each else None
 
 
 def line(result: dict[str, Any]) -> str:
