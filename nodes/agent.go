@@ -327,6 +327,9 @@ func (a *Agent) workerGone(w *worker) {
 	w.mu.Unlock()
 	if asked {
 		a.ports.release(role)
+		if a.hosts(role) { // a worker was started meanwhile, for a restart of the role
+			a.ports.workerStarted(role)
+		}
 	}
 }
 
