@@ -48,7 +48,7 @@ type HostConfig struct {
 
 // Host runs the workers of a process: any number of ranks of any roles, on one connection. It subscribes once to each
 // subject and copies locally. Two goroutines feed the workers, one with work in order of arrival, one with control
-// messages; they do not block, except that the first may run a short call while nothing else arrives.
+// messages. Neither blocks, except that the first may run a call itself until another message arrives.
 type Host struct {
 	ep       *bus.Endpoint
 	cfg      HostConfig

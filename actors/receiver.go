@@ -13,14 +13,14 @@ import (
 // maxSharedBody: a larger body does not share its message with the header, which lives longer.
 const maxSharedBody = 1 << 10
 
-// receiver passes the messages of one channel to workers, in order of arrival. One goroutine owns it, which does not block, or is
-// relieved by another one.
+// receiver passes the messages of one channel to workers, in order of arrival. One goroutine owns it. It does not block, except while it
+// runs a call, when another receiver takes over as soon as a message arrives.
 type receiver struct {
 	host   *Host
 	ch     chan *bus.Msg
 	reader wire.FrameReader
 	next   *delivery // filled by the next message
-	here   job       // a call of the last message that this goroutine runs
+	here   job       // a call of the last message, for this goroutine to run
 
 	// The workers of the last message's subject; the next message mostly has the same one.
 	sub           *bus.Subscription
@@ -79,7 +79,7 @@ func (r *receiver) loop() {
 func (r *receiver) run(j job) (relieved bool) {
 	h, returned := r.host, false
 	h.receiverBusy.Store(true)
-	h.relieve() // a message may have come before that
+	h.relieve() // a message may have arrived just before
 	defer func() {
 		relieved = !h.receiverBusy.CompareAndSwap(true, false)
 		if !returned && !relieved { // the method called runtime.Goexit
@@ -88,7 +88,7 @@ func (r *receiver) run(j job) (relieved bool) {
 	}()
 	j.worker.run(j.queue, j.call)
 	returned = true
-	return
+	return // what the deferred function finds
 }
 
 // mayRun reports whether the receiver may run a call itself: nothing else waits for it, and it is relieved when something does. A role

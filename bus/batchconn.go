@@ -75,8 +75,8 @@ type batchConn struct {
 	behind   bool // a goroutine waits for the socket
 	batches  int
 	closed   bool
-	unpushed int           // batches since the last push that were not flushed now
-	single   bool          // before the last push there was one such batch
+	unpushed int           // batches since the last push whose flush could wait
+	single   bool          // there was one such batch before the last push
 	ticks    chan struct{} // wakes the lazy flusher; nil: it was never started
 	asleep   bool          // the lazy flusher sleeps
 
