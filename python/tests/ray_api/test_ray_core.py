@@ -356,3 +356,72 @@ def test_session_that_begins_inside_an_event_loop():
     finally:
         del os.environ["RAY_ADDRESS"]
         ray.shutdown()
+
+
+PLAIN_VALUES = [
+    None, True, False, 0, -1, 2**63 - 1, 2**63, -(2**63), -(2**63) - 1, 2**64, 2**200, 0.0, -0.0, 1.5, float("inf"), float("-inf"), float("nan"),
+    "", "text", "Größe", "\ud800", "\0", "x" * 5000, b"", b"\xff\0", b"y" * 5000, b"z" * 100_000,
+]  # fmt: skip
+
+
+@ray.remote(num_cpus=0)
+class Echo:
+    def __init__(self):
+        self.tries = 0
+
+    def echo(self, *args):
+        return args[0] if len(args) == 1 else list(args)
+
+    def second_time(self, value):
+        self.tries += 1
+        if self.tries % 2:
+            raise OSError("once more")
+        return value
+
+
+@ray.remote(num_cpus=0)
+class AsyncEcho:
+    async def echo(self, value):
+        return value
+
+
+@ray.remote(num_cpus=0)
+def echo(value):
+    return value
+
+
+def same(a, b):
+    return type(a) is type(b) and repr(a) == repr(b)
+
+
+def test_plain_values_arrive_as_they_were(session):
+    """Values of plain types go without a pickle where that is possible, and arrive unchanged whichever way they go."""
+    actor, later, threaded = Echo.remote(), AsyncEcho.remote(), Echo.options(max_concurrency=2).remote()
+    for value in PLAIN_VALUES:
+        shown = repr(value)[:40]
+        assert same(ray.get(actor.echo.remote(value)), value), shown
+        assert same(ray.get(actor.echo.options(name="named").remote(value)), value), shown
+        assert same(ray.get(actor.echo.remote(value, value)), [value, value]), shown
+        assert same(ray.get(later.echo.remote(value)), value), shown
+        assert same(ray.get(threaded.echo.remote(value)), value), shown
+        assert same(ray.get(echo.remote(value)), value), shown
+        assert same(ray.get(ray.put(value)), value), shown
+        assert same(ray.get(actor.echo.remote(echo.remote(value))), value), shown
+        assert same(ray.get(echo.remote(actor.echo.remote(value))), value), shown
+        assert same(ray.get(actor.second_time.options(max_task_retries=1, retry_exceptions=True).remote(value)), value), shown
+        assert same(ray.get(ray.get(echo.remote([actor.echo.remote(value)]))[0]), value), shown
+
+
+class Text(str):
+    pass
+
+
+class Number(int):
+    pass
+
+
+def test_subclasses_of_plain_types_keep_their_type(session):
+    actor = Echo.remote()
+    for value in (Text("a"), Number(3)):
+        found = ray.get(actor.echo.remote(value))
+        assert type(found) is type(value) and found == value

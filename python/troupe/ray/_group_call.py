@@ -41,10 +41,10 @@ def _pending(
             if kwargs or not options.least <= len(args) <= options.most:
                 client.check(handle._info, name, args, kwargs)
             found[key] = (actor.split_arguments(args, kwargs, copy=False), [])
-        (frame, contents, refs), positions = found[key]
+        arguments, positions = found[key]
         positions.append(i)
         entry = state.store.new(task_id, i + 1)
-        made = actor.Pending(client, task_id, name, options, frame, contents, refs, [entry], handle._hold)
+        made = actor.Pending(client, task_id, options, arguments, [entry], handle._hold)
         entry.call = made
         if parent is not None:
             parent.children.add(entry)
@@ -89,7 +89,7 @@ def _send_as_one(pending: list[Any], pieces: list[list[int]]) -> bool:
     bodies: list[Any] = [None] * cluster.world_size
     for positions in pieces:
         p = pending[positions[0]]
-        body: tuple[tuple[Any, ...], dict[str, Any]] = ((first.id, p.method, p.frame, actor.dependencies(p.refs) if p.refs else [], 1, extra), {})
+        body: tuple[tuple[Any, ...], dict[str, Any]] = ((first.id, p.options.method, p.frame, actor.dependencies(p.refs) if p.refs else [], 1, extra), {})
         for i in positions:
             bodies[workers[i].rank] = body
     try:

@@ -56,15 +56,20 @@ class ActorExit(SystemExit):
 
 class Call(_context.Task):
     """An incoming call: [id, name of the function or method, frame of (args, kwargs), dependencies, number of results, extra]. The last three
-    may be absent. The code that it runs sees it as its task."""
+    may be absent. A call with plain positional arguments alone is [id, name of the method, None, *args]. The code that the call runs sees it
+    as its task."""
 
     deps: list[Any] = _serialize.NONE
     returns = 1
     extra: dict[str, Any] = NO_EXTRA
     kept: Sequence[Any] = ()  # the references and handles in the frame, until the call is over
+    frame: Any  # of the arguments, or, if they are plain, a tuple of them
 
-    def __init__(self, id: str, function: str, frame: Frame, *options: Any) -> None:
+    def __init__(self, id: str, function: str, frame: Frame | None, *options: Any) -> None:
         self.id, self.function, self.frame = id, function, frame
+        if frame is None:
+            self.frame = options
+            return
         if type(frame) is list:
             self.kept = _serialize.held(frame)
         if options:
@@ -261,7 +266,8 @@ class Service:
             self.current = ""
 
     def run(self, call: Call) -> Any:
-        """Runs a call and returns [kind, frame], or [SEVERAL, frames] for several results."""
+        """Runs a call and returns [kind, frame], [PLAIN, value], or [SEVERAL, frames] for several results."""
+        args: Any
         if self.cancelled and call.id in self.cancelled:
             self.cancelled.discard(call.id)
             return self.failed(call, exceptions.TaskCancelledError(call.id))
@@ -276,7 +282,9 @@ class Service:
             _process_title.set_title("ray::" + call.name)  # reset when the process is idle
         try:
             function = self.method_of(call.function) if self.kind != "task" else self.function_of(call)
-            if call.deps:
+            if type(call.frame) is tuple:
+                args, kwargs = call.frame, NO_EXTRA
+            elif call.deps:
                 entries = call.entries()
                 _wait(entries)
                 args, kwargs = call.arguments(entries)
@@ -284,8 +292,8 @@ class Service:
                 args, kwargs = _serialize.loads(call.frame)
             value = function(*args, **kwargs)
             if type(value) in _serialize.PLAIN:
-                if call.returns == 1 and not call.cancelled and not self.exiting:
-                    return [_objects.VALUE, pickle.dumps(value, 5)]  # as succeeded would
+                if call.returns == 1 and _serialize.needs_no_pickle(value) and not call.cancelled and not self.exiting:
+                    return [_objects.PLAIN, value]
             elif asyncio.iscoroutine(value):
                 value = asyncio.run(value)
             if self.exiting:

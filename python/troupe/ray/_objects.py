@@ -31,6 +31,7 @@ _BORROWER_CHECK = 10.0  # seconds between liveness checks of the processes that 
 
 PENDING, VALUE, ERROR = 0, 1, 2
 SHARED, LENT, SEVERAL = 3, 4, 5  # answers: a Troupe reference to the value; one to a result still held by its worker; several frames
+PLAIN = 6  # answers: the value itself
 FIRST = "01000000"  # the suffix of the object id of a task's first result
 
 
@@ -260,7 +261,7 @@ class ObjectRef:
     __slots__ = ("__weakref__", "_entry", "_function_name")
 
     def __init__(self, entry: Any) -> None:
-        if isinstance(entry, bytes):
+        if type(entry) is bytes:
             entry = Entry(entry.hex(), "")
         self._entry = entry
 
@@ -690,6 +691,8 @@ def set_results(entries: list[Entry], kind: int, answer: Any, kept: dict[int, An
     if kind == SEVERAL:
         for entry, frame in zip(entries, answer, strict=False):
             entry.set(VALUE, frame)
+    elif kind == PLAIN:
+        entries[0].set(VALUE, (answer,), ())
     else:
         entries[0].set_result(answer, next(iter(kept.values()), None) if kept else None)
 

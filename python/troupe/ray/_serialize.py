@@ -1,7 +1,8 @@
 """Values as frames: a pickle, its large buffers out of band, and the references and handles it contains.
 
 A frame is a list [pickle, buffers, references, handles] that msgpack with Troupe's array types can encode, or, for most values, the pickle
-alone. A receiver registers the references and handles of a frame on arrival, before it unpickles anything.
+alone. A receiver registers the references and handles of a frame on arrival, before it unpickles anything. Small values of plain types need no
+pickle: in a process, the frame of such a value is a tuple with the value itself.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from .._codec import Tensor
 
 _OUT_OF_BAND = 4096  # buffers of at least this many bytes are sent outside the pickle
 
-Frame = bytes | list[Any]
+Frame = bytes | list[Any] | tuple[Any]
 
 _local = threading.local()
 
@@ -35,6 +36,19 @@ class Contents:
 NONE: list[Any] = []  # shared empty list, never modified: most calls need several, and each new list costs garbage collector time
 EMPTY = Contents()  # shared contents of values without references and handles
 PLAIN = frozenset((type(None), bool, int, float, str, bytes))
+_INTEGERS = range(-(1 << 63), 1 << 63)  # those that msgpack can encode
+
+
+def needs_no_pickle(value: Any) -> bool:
+    """Returns whether a value is small and of a plain type, so that an answer can carry it as it is."""
+    kind = type(value)
+    if kind is bytes:
+        return len(value) < _OUT_OF_BAND
+    if kind is str:
+        return len(value) < _OUT_OF_BAND and value.isascii()  # another may have a lone surrogate, which msgpack refuses
+    if kind is int:
+        return value in _INTEGERS
+    return value is None or kind is bool or kind is float
 
 
 def note_ref(ref: Any) -> None:
@@ -81,6 +95,8 @@ def _pickled(value: Any, buffers: list[Any]) -> bytes:
 
 def loads(frame: Frame) -> Any:
     """Unpickles a new copy of the value. Its large arrays are read-only views of the frame."""
+    if type(frame) is tuple:
+        return frame[0]
     if type(frame) is not list:
         return pickle.loads(frame)  # type: ignore[arg-type]
     return pickle.loads(frame[0], buffers=[_read_only(b) for b in frame[1]])

@@ -18,7 +18,7 @@ from .. import _core, _errors
 from .._future import Future
 from . import _context, _forming, _host, _objects, _options, _serialize, _state, exceptions
 from ._ids import ActorID
-from ._objects import ERROR, LENT, PENDING, SHARED, VALUE, Entry, ObjectRef
+from ._objects import ERROR, LENT, PENDING, PLAIN, SHARED, VALUE, Entry, ObjectRef
 from ._serialize import NONE, Frame
 
 _BUILTIN = ("__init__", "__ray_ready__", "__ray_call__", "__ray_terminate__")
@@ -209,10 +209,15 @@ def module_of(value: Any) -> str:
     return (inspect.getmodulename(file) if file else None) or name
 
 
+def are_plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Returns whether the arguments are positional and of plain types."""
+    return not kwargs and _serialize.PLAIN.issuperset(map(type, args))
+
+
 def split_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], copy: bool = True) -> tuple[Frame, Any, list[ObjectRef]]:
     """Returns the arguments as a frame with a slot for each reference, the frame's contents, and the references. Without copy, the frame
     refers to the caller's arrays and is valid only until the caller may change them, that is, until the remote call returns."""
-    if not kwargs and _serialize.PLAIN.issuperset(map(type, args)):
+    if are_plain(args, kwargs):
         return pickle.dumps((args, kwargs), 5), _serialize.EMPTY, NONE
     refs: list[ObjectRef] = NONE
     for value in (*args, *kwargs.values()) if kwargs else args:
@@ -533,7 +538,7 @@ class Answer(Future):
     def __init__(self, call: Pending) -> None:
         worker = call.worker
         cluster = worker._cluster
-        super().__init__(cluster._core, (cluster, call.method), worker._plan, cluster._codec, True)
+        super().__init__(cluster._core, (cluster, call.options.method), worker._plan, cluster._codec, True)
         self._token, self._pins = call._token, call._pins
         self.call: Pending | None = call  # None once it has the answer
 
@@ -552,7 +557,7 @@ class Answer(Future):
 class CallOptions:
     """The options of calls of a method: those given to the call, then those of the method, then those of the actor."""
 
-    __slots__ = ("group", "least", "most", "name", "plain", "retried", "retries", "returns")
+    __slots__ = ("group", "least", "method", "most", "name", "plain", "retried", "retries", "returns")
 
     def __init__(self, info: HandleInfo, method: str, given: dict[str, Any]) -> None:
         returns, group, retries, retried = info.methods.get(method, (1, "", None, None))
@@ -566,6 +571,7 @@ class CallOptions:
             retried = _options.exceptions_to_wire(given["retry_exceptions"])
         if group and group not in info.groups:
             raise ValueError(f"The concurrency group {group!r} is not defined for the actor {info.class_name}; there are {[g for g in info.groups if g]}")
+        self.method = method
         self.name: str = given.get("name") or ""
         self.returns: int = returns
         self.group: str = group
@@ -584,23 +590,25 @@ class Pending:
     role = ""  # role of the process that the call was sent to
     worker: Any = None  # the Troupe handle of that process
     retries = 0  # retries left
+    contents = _serialize.EMPTY  # the references and handles inside the arguments
+    refs: list[ObjectRef] = NONE  # the arguments that are references
     future: Answer | None = None  # receives the answer, unless it is a short value
     _token = 0  # number of the call in the core
     _pins: Any = None  # references inside the arguments, kept alive until the call is over
 
-    def __init__(
-        self, client: Client, id: str, method: str, options: CallOptions, frame: Frame, contents: Any, refs: list[ObjectRef], entries: list[Entry], hold: Any
-    ) -> None:
+    def __init__(self, client: Client, id: str, options: CallOptions, arguments: tuple[Any, Any, list[ObjectRef]], entries: list[Entry], hold: Any) -> None:
+        """arguments: as of split_arguments, but with the arguments themselves instead of the frame if they are plain."""
         # One by one: an assignment of several values would make a tuple.
         self.client = client
         self.id = id
-        self.method = method
         self.options = options
-        self.frame = frame
-        self.contents = contents
-        self.refs = refs
+        self.frame, contents, refs = arguments
         self.entries = entries
         self.hold = hold
+        if contents is not _serialize.EMPTY:
+            self.contents = contents
+        if refs:
+            self.refs = refs
         if options.retries:
             self.retries = options.retries
 
@@ -632,6 +640,11 @@ class Pending:
         if not self.owns_arguments:
             _serialize.copy_buffers(self.frame)
         self.owns_arguments = True
+
+    def pickle_arguments(self) -> None:
+        """Makes the frame of plain arguments a pickle. Repeated calls have no effect."""
+        if type(self.frame) is tuple:
+            self.frame = pickle.dumps((self.frame, {}), 5)
 
     def answered(self, future: Any) -> None:
         """Handles the answer. Called by the thread that reads completions or by the one that sent the call."""
@@ -669,6 +682,7 @@ class Client:
         self._lock = threading.RLock()
         self._queues: dict[str, deque[Pending]] = {}  # calls to send, by concurrency group
         self._handle: Any = None  # the Troupe handle of the actor's worker
+        self._is_sync = False  # whether that worker runs all calls in order, on its main thread
         self._dead: Frame | None = None
         self._asked = False
         self._numbers: dict[str, int] = {}  # calls sent so far, by concurrency group
@@ -716,7 +730,7 @@ class Client:
         if error is not None:
             _state.require().control.ask("actor_lost", (self.actor_id, role), lambda found, error: self._process_ended(role, found, error))
             return
-        self._handle, self._restarting = handle, False
+        self._handle, self._restarting, self._is_sync = handle, False, "call" in handle.cluster._modes
         self.pump()
 
     def _process_ended(self, role: str, found: Any, error: BaseException | None) -> None:
@@ -781,7 +795,7 @@ class Client:
 
     def _may_send(self) -> bool:
         """Returns what take_turn does, without taking the turn; the caller holds the lock."""
-        return self._handle is not None and self._dead is None and not self._pumping and not (self._queues and any(self._queues.values()))
+        return self._handle is not None and self._dead is None and not self._pumping and not self._queues
 
     def end_turn(self) -> None:
         with self._lock:
@@ -817,10 +831,14 @@ class Client:
                 with self._lock:
                     if not self._again:
                         self._pumping = False
-                    if not any(self._queues.values()):
-                        self._queues.clear()  # so that later calls see at once that nothing is ahead of them
+                    self._drop_empty_queues()
             if not self._pumping:
                 return
+
+    def _drop_empty_queues(self) -> None:
+        """Makes later calls see at once that nothing is ahead of them; the caller holds the lock."""
+        if not any(self._queues.values()):
+            self._queues.clear()
 
     def _send_ready(self) -> None:
         for queue in list(self._queues.values()):
@@ -870,31 +888,40 @@ class Client:
     def _send_to(self, worker: Any, call: Pending) -> _errors.Error | None:
         """Sends a call, and returns the error if that failed."""
         call.worker = worker
+        options = call.options
         method = "call"
-        fields: list[Any] = [call.id, call.method, call.frame]
-        if not call.options.plain or "call" not in worker._cluster._modes:
-            method = self._add_options(call, fields, worker)
-        elif call.refs:
-            fields += (dependencies(call.refs), 1, _host.NO_EXTRA)
-        if not call.retries:
-            call.frame = NONE
+        fields: list[Any]
+        if options.plain and self._is_sync:
+            if type(call.frame) is tuple:
+                fields = [call.id, options.method, None, *call.frame]
+            elif call.refs:
+                fields = [call.id, options.method, call.frame, dependencies(call.refs), 1, _host.NO_EXTRA]
+            else:
+                fields = [call.id, options.method, call.frame]
+        else:
+            method, fields = self._with_options(call)
         try:
             worker._begin(method, fields, call)
         except _errors.Error as err:
-            return err
+            if type(err) is not _errors.EncodeError or type(call.frame) is not tuple:
+                return err
+            call.pickle_arguments()  # one is a number or a text that msgpack cannot encode
+            return self._send_to(worker, call)
+        if not options.retries:
+            call.frame = NONE
         _objects.sent()
         return None
 
-    def _add_options(self, call: Pending, fields: list[Any], worker: Any) -> str:
-        """Adds the options of a call to its fields, and returns the worker's method that takes it."""
+    def _with_options(self, call: Pending) -> tuple[str, list[Any]]:
+        """Returns the worker's method that takes the call, and the fields of the call with its options."""
         options = call.options
         extra: dict[str, Any] = {"name": options.name} if options.name else {}
         method = "call"
-        if options.group or "call" not in worker._cluster._modes:
+        if options.group or not self._is_sync:
             method = _host.method_of_group(options.group)
             extra["from"], extra["number"] = _state.require().process, self.next_number(options.group)
-        fields += (dependencies(call.refs), options.returns, extra)
-        return method
+        call.pickle_arguments()
+        return method, [call.id, options.method, call.frame, dependencies(call.refs), options.returns, extra]
 
     def _answered(self, call: Pending, future: Any) -> None:
         try:
@@ -909,7 +936,9 @@ class Client:
 
     def _take(self, call: Pending, kind: int, answer: Any, kept: Any) -> None:
         """Completes the objects of a call with its answer, or retries the call. kept: by rank, the references to a large answer."""
-        if kind == VALUE and not kept:
+        if kind == PLAIN:
+            call.entries[0].set(VALUE, (answer,), ())
+        elif kind == VALUE and not kept:
             call.entries[0].set(VALUE, answer)
         elif kind == ERROR:
             if call.retries and _options.is_retried(answer, call.options.retried):
@@ -969,6 +998,7 @@ class Client:
             waiting = call in queue
             if waiting:
                 queue.remove(call)
+                self._drop_empty_queues()
         if waiting:
             call.fail_with(exceptions.TaskCancelledError(call.id))
             return
@@ -1000,22 +1030,24 @@ def call_actor(info: HandleInfo, hold: Hold | None, method: str, options: CallOp
     client = _clients.get(info.actor_id) or client_of(info.actor_id)
     if kwargs or not options.least <= len(args) <= options.most:
         client.check(info, method, args, kwargs)
-    frame, contents, refs = split_arguments(args, kwargs, copy=False)
-    store, count = state.store, options.returns
+    plain = are_plain(args, kwargs)
+    arguments = (args, _serialize.EMPTY, NONE) if plain else split_arguments(args, kwargs, copy=False)
+    store = state.store
     task_id = store.task_id()
     entry = Entry(task_id + _objects.FIRST, store.process)
-    entries = [entry] if count < 2 else [entry, *(store.new(task_id, i) for i in range(2, count + 1))]
-    call = entry.call = Pending(client, task_id, method, options, frame, contents, refs, entries, hold)
+    entries = [entry]
+    call = entry.call = Pending(client, task_id, options, arguments, entries, hold)
+    if options.returns > 1:
+        entries += [store.new(task_id, i) for i in range(2, options.returns + 1)]
+        for other in entries:
+            other.call = call
     parent = _context.current.get()
     if parent is not None:
         parent.children.add(entry)
-    if count == 1:
-        client.submit(call)
-        return ObjectRef(entry)
-    for other in entries:
-        other.call = call
     client.submit(call)
-    return [ObjectRef(e) for e in entries] if count else None
+    if options.returns == 1:
+        return ObjectRef(entry)
+    return [ObjectRef(e) for e in entries] if options.returns else None
 
 
 def _arity(parameters: list[list[Any]] | None) -> tuple[int, int]:
