@@ -425,3 +425,11 @@ def test_subclasses_of_plain_types_keep_their_type(session):
     for value in (Text("a"), Number(3)):
         found = ray.get(actor.echo.remote(value))
         assert type(found) is type(value) and found == value
+
+
+def test_state_of_an_actor_is_a_number(session):
+    actor = Echo.remote()
+    ray.get(actor.echo.remote(1))
+    assert actor._get_local_state() == 2  # alive
+    ray.kill(actor)
+    eventually(lambda: actor._get_local_state() == 4, "it is dead")

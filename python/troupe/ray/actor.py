@@ -21,6 +21,7 @@ from ._ids import ActorID
 from ._objects import ERROR, LENT, PENDING, PLAIN, SHARED, VALUE, Entry, ObjectRef
 from ._serialize import NONE, Frame
 
+_STATES = ("DEPENDENCIES_UNREADY", "PENDING_CREATION", "ALIVE", "RESTARTING", "DEAD")  # in Ray's order
 _BUILTIN = ("__init__", "__ray_ready__", "__ray_call__", "__ray_terminate__")
 _ASYNC_LIMIT = 1000  # concurrent calls of an async actor without max_concurrency
 _UNLIMITED = 1 << 30  # number of arguments that a method with *args accepts
@@ -503,8 +504,9 @@ class ActorHandle:
             return method
         raise AttributeError(f"'{info.class_name}' object has no attribute '{name}'")
 
-    def _get_local_state(self) -> Any:
-        return _state.control_call("actor_state", self._info.actor_id)
+    def _get_local_state(self) -> int:
+        """Returns the number of the actor's state in _STATES."""
+        return _STATES.index(_state.control_call("actor_state", self._info.actor_id))
 
     def __dir__(self) -> list[str]:
         return sorted({*self._info.methods, *_BUILTIN})
