@@ -291,7 +291,7 @@ class Service:
             else:
                 args, kwargs = _serialize.loads(call.frame)
             value = function(*args, **kwargs)
-            if type(value) in _serialize.PLAIN:
+            if type(value) in _serialize.PLAIN_TYPES:
                 if call.returns == 1 and _serialize.needs_no_pickle(value) and not call.cancelled and not self.exiting:
                     return [_objects.PLAIN, value]
             elif asyncio.iscoroutine(value):

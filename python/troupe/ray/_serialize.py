@@ -1,8 +1,8 @@
 """Values as frames: a pickle, its large buffers out of band, and the references and handles it contains.
 
 A frame is a list [pickle, buffers, references, handles] that msgpack with Troupe's array types can encode, or, for most values, the pickle
-alone. A receiver registers the references and handles of a frame on arrival, before it unpickles anything. Small values of plain types need no
-pickle: in a process, the frame of such a value is a tuple with the value itself.
+alone. A receiver registers the references and handles of a frame on arrival, before it unpickles anything. A small result of a plain type needs
+no pickle: its frame is a tuple with the value itself.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Contents:
 
 NONE: list[Any] = []  # shared empty list, never modified: most calls need several, and each new list costs garbage collector time
 EMPTY = Contents()  # shared contents of values without references and handles
-PLAIN = frozenset((type(None), bool, int, float, str, bytes))
-_INTEGERS = range(-(1 << 63), 1 << 63)  # those that msgpack can encode
+PLAIN_TYPES = frozenset((type(None), bool, int, float, str, bytes))
+_INTEGERS = range(-(1 << 63), 1 << 63)  # of 64 bits, which msgpack can encode
 
 
 def needs_no_pickle(value: Any) -> bool:
@@ -67,7 +67,7 @@ def note_handle(handle: Any) -> None:
 
 def dumps(value: Any) -> tuple[Frame, Contents]:
     """Returns the frame of a value and its contents. The sender keeps the contents alive until the receiver has registered them."""
-    if type(value) in PLAIN:
+    if type(value) in PLAIN_TYPES:
         return pickle.dumps(value, 5), EMPTY
     buffers: list[Any] = []
     contents = Contents()

@@ -212,7 +212,7 @@ def module_of(value: Any) -> str:
 
 def are_plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Returns whether the arguments are positional and of plain types."""
-    return not kwargs and _serialize.PLAIN.issuperset(map(type, args))
+    return not kwargs and _serialize.PLAIN_TYPES.issuperset(map(type, args))
 
 
 def split_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], copy: bool = True) -> tuple[Frame, Any, list[ObjectRef]]:
@@ -559,7 +559,7 @@ class Answer(Future):
 class CallOptions:
     """The options of calls of a method: those given to the call, then those of the method, then those of the actor."""
 
-    __slots__ = ("group", "least", "method", "most", "name", "plain", "retried", "retries", "returns")
+    __slots__ = ("are_default", "group", "least", "method", "most", "name", "retried", "retries", "returns")
 
     def __init__(self, info: HandleInfo, method: str, given: dict[str, Any]) -> None:
         returns, group, retries, retried = info.methods.get(method, (1, "", None, None))
@@ -579,7 +579,7 @@ class CallOptions:
         self.group: str = group
         self.retries: int = info.retries if retries is None else retries  # a call with retries also waits for a restart instead of failing
         self.retried = retried  # the exceptions that are retried
-        self.plain = not self.name and not group and returns == 1  # whether calls carry none of these options
+        self.are_default = not self.name and not group and returns == 1  # whether calls carry none of these options
         self.least, self.most = _arity(info.parameters.get(method))  # numbers of positional arguments that need no further check
 
 
@@ -893,7 +893,7 @@ class Client:
         options = call.options
         method = "call"
         fields: list[Any]
-        if options.plain and self._is_sync:
+        if options.are_default and self._is_sync:
             if type(call.frame) is tuple:
                 fields = [call.id, options.method, None, *call.frame]
             elif call.refs:
@@ -1032,8 +1032,7 @@ def call_actor(info: HandleInfo, hold: Hold | None, method: str, options: CallOp
     client = _clients.get(info.actor_id) or client_of(info.actor_id)
     if kwargs or not options.least <= len(args) <= options.most:
         client.check(info, method, args, kwargs)
-    plain = are_plain(args, kwargs)
-    arguments = (args, _serialize.EMPTY, NONE) if plain else split_arguments(args, kwargs, copy=False)
+    arguments = (args, _serialize.EMPTY, NONE) if are_plain(args, kwargs) else split_arguments(args, kwargs, copy=False)
     store = state.store
     task_id = store.task_id()
     entry = Entry(task_id + _objects.FIRST, store.process)
