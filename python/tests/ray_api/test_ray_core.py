@@ -1,6 +1,7 @@
 """init, tasks, actors, objects, errors."""
 
 import asyncio
+import contextlib
 import gc
 import os
 import signal
@@ -434,3 +435,12 @@ def test_state_of_an_actor_is_a_number(session):
     assert actor._get_local_state() == 2  # alive
     ray.kill(actor)
     eventually(lambda: actor._get_local_state() == 4, "it is dead")
+
+
+def test_call_that_cannot_be_sent_holds_up_no_other(session):
+    """The calls of threaded and async actors are begun in the order of their numbers; one that was not sent leaves no gap."""
+    for actor in (AsyncEcho.remote(), Echo.options(max_concurrency=2).remote(), Echo.remote()):
+        assert ray.get(actor.echo.remote(1)) == 1
+        with contextlib.suppress(Exception):  # Ray sends it
+            ray.get(actor.echo.options(name="\ud800").remote(2), timeout=20)
+        assert ray.get(actor.echo.remote(3), timeout=20) == 3

@@ -96,6 +96,8 @@ def _send_as_one(pending: list[Any], pieces: list[list[int]]) -> bool:
         future = _pieces.send(cluster, method, bodies, collect_all=True)
     except _errors.Error as err:
         for p in pending:
+            if method != "call":
+                p.client.reuse_number(group)
             p.client._lost(p, err)
         return True
     for rank, p in by_rank.items():

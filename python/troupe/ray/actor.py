@@ -818,6 +818,12 @@ class Client:
         self._numbers[group] = number + 1
         return number
 
+    def reuse_number(self, group: str) -> None:
+        """Gives the last number, whose call could not be sent, to the next call: the actor would wait for it for ever."""
+        with self._lock:
+            if self._numbers.get(group):  # otherwise the actor's process has ended, and the numbers begin again
+                self._numbers[group] -= 1
+
     def pump(self) -> None:
         """Sends the queued calls that can be sent, in order. Only one thread does so at a time."""
         with self._lock:
@@ -906,6 +912,8 @@ class Client:
             worker._begin(method, fields, call)
         except _errors.Error as err:
             if type(err) is not _errors.EncodeError or type(call.frame) is not tuple:
+                if method != "call":
+                    self.reuse_number(options.group)
                 return err
             call.pickle_arguments()  # one is a number or a text that msgpack cannot encode
             return self._send_to(worker, call)
