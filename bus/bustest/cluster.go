@@ -14,18 +14,30 @@ import (
 // StartCluster returns three servers with JetStream that have found each other, named 0 to 2. They end with the test.
 func StartCluster(t testing.TB) []*server.Server {
 	t.Helper()
-	var routes []*url.URL
-	var ports []int
 	for range 3 {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatalf("bustest: %v", err)
+		servers := startServers(t, []int{freePort(t), freePort(t), freePort(t)})
+		if slices.ContainsFunc(servers, func(s *server.Server) bool { return !s.ReadyForConnections(5 * time.Second) }) {
+			continue // another process was given one of the ports meanwhile, and a server says nothing of it
 		}
-		routes = append(routes, &url.URL{Scheme: "nats", Host: l.Addr().String()})
-		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
-		_ = l.Close() // the server takes the port at once
+		for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+			if slices.ContainsFunc(servers, func(s *server.Server) bool { return len(s.JetStreamClusterPeers()) == 3 && s.JetStreamIsLeader() }) {
+				return servers
+			}
+		}
+		t.Fatal("bustest: three servers have not found each other within 30 s")
 	}
-	servers := make([]*server.Server, 3)
+	t.Fatal("bustest: three servers were not ready for connections within 5 s, three times")
+	return nil
+}
+
+// startServers starts a server of a cluster for each of the ports, at which they find each other.
+func startServers(t testing.TB, ports []int) []*server.Server {
+	t.Helper()
+	var routes []*url.URL
+	for _, port := range ports {
+		routes = append(routes, &url.URL{Scheme: "nats", Host: net.JoinHostPort("127.0.0.1", strconv.Itoa(port))})
+	}
+	var servers []*server.Server
 	for i, port := range ports {
 		srv, err := server.NewServer(&server.Options{
 			ServerName: strconv.Itoa(i), Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, NoLog: true, JetStream: true, StoreDir: t.TempDir(), Routes: routes,
@@ -36,14 +48,7 @@ func StartCluster(t testing.TB) []*server.Server {
 		}
 		srv.Start()
 		t.Cleanup(func() { srv.Shutdown(); srv.WaitForShutdown() })
-		servers[i] = srv
+		servers = append(servers, srv)
 	}
-	for end := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		if slices.ContainsFunc(servers, func(s *server.Server) bool { return len(s.JetStreamClusterPeers()) == 3 && s.JetStreamIsLeader() }) {
-			return servers
-		}
-		if time.Now().After(end) {
-			t.Fatal("bustest: three servers have not found each other within 30 s")
-		}
-	}
+	return servers
 }

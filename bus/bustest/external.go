@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"os/exec"
 	"runtime"
@@ -98,12 +97,7 @@ type Crashable struct {
 // StartCrashable starts a Crashable.
 func StartCrashable(t testing.TB) *Crashable {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatalf("bustest.StartCrashable: %v", err)
-	}
-	c := &Crashable{t: t, Store: t.TempDir(), port: l.Addr().(*net.TCPAddr).Port}
-	_ = l.Close() // the server takes the port at once
+	c := &Crashable{t: t, Store: t.TempDir(), port: freePort(t)}
 	c.Start()
 	t.Cleanup(func() {
 		if c.cmd != nil {
