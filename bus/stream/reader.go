@@ -15,7 +15,7 @@ const (
 	fetchSize      = 256
 	readerIdleTime = time.Minute // after which the server removes a reader that was not closed
 	pollInterval   = time.Millisecond
-	lagInterval    = 20 * time.Millisecond // between looks at a replica that lags behind
+	lagInterval    = 20 * time.Millisecond // between looks while the reader lags behind the leader
 )
 
 // Message is a stored message.
@@ -53,7 +53,6 @@ type Reader struct {
 	consumer jetstream.Consumer
 	count    uint64 // messages received
 	highest  uint64 // sequence of the last one
-	floor    uint64 // sequence that must be reached; 0: not known yet
 }
 
 // Reader starts reading. Close frees its resources on the server.
@@ -70,9 +69,9 @@ func (s *Stream) Reader(ctx context.Context, o ReadOptions) (*Reader, error) {
 	return &Reader{s: s, o: o, consumer: c}, nil
 }
 
-// Next returns up to n more messages; none: the end of the stream is reached. An empty fetch alone is not proof of the
-// end, because the server may be slow, so Next asks for the number of unread messages. Nor is that if there are replicas: the one
-// that reads may have been started just now, and lag behind.
+// Next returns up to n more messages; none: all that were stored before the call have been read. An empty fetch alone is
+// not proof of that, because the server may be slow, so Next asks for the number of unread messages. Nor is that: the server
+// counts a message a little after it has acknowledged it, and a replica that reads may lag behind.
 func (r *Reader) Next(ctx context.Context, n int) ([]Message, error) {
 	for {
 		out, received, err := r.fetch(ctx, n)
@@ -101,10 +100,10 @@ func (r *Reader) Next(ctx context.Context, n int) ([]Message, error) {
 	}
 }
 
-// behind reports whether the leader of the stream has a message for this reader that its replica does not have yet.
+// behind reports whether the leader of the stream has a message for this reader that it has not received. Of a lossy stream
+// any replica would answer.
 func (r *Reader) behind(ctx context.Context) (bool, error) {
-	cfg := r.s.js.CachedInfo().Config
-	if cfg.Replicas < 2 || cfg.AllowDirect || r.floor > 0 && r.highest >= r.floor {
+	if r.s.js.CachedInfo().Config.AllowDirect {
 		return false, nil
 	}
 	last, err := r.s.js.GetLastMsgForSubject(ctx, cmp.Or(r.o.Subject, ">"))
@@ -113,13 +112,8 @@ func (r *Reader) behind(ctx context.Context) (bool, error) {
 		return false, nil
 	case err != nil:
 		return false, coded("read stream "+r.s.name(), err)
-	case last.Sequence < r.o.From || last.Time.Before(r.o.Since):
-		return false, nil
 	}
-	if r.floor == 0 || last.Sequence < r.floor { // what was stored since does not matter; what was deleted cannot be reached
-		r.floor = last.Sequence
-	}
-	return r.highest < r.floor, nil
+	return last.Sequence > r.highest && last.Sequence >= r.o.From && !last.Time.Before(r.o.Since), nil
 }
 
 // fetch reads what is there. It leaves out the markers that the server writes for expired messages.

@@ -143,10 +143,12 @@ func TestReaderReachesTheEnd(t *testing.T) {
 		require.NoError(t, err)
 		require.Len(t, msgs, want)
 	}
-	store(t, b, "d")
-	msgs, err := r.Next(testContext(t), 2)
-	require.NoError(t, err)
-	require.Len(t, msgs, 1)
+	for range 500 { // the server counts a message for the reader a little after its acknowledgement
+		store(t, b, "d")
+		msgs, err := r.Next(testContext(t), 2)
+		require.NoError(t, err)
+		require.Len(t, msgs, 1)
+	}
 }
 
 // A message that replaces others is the only one of its subject; it expires after its time.
