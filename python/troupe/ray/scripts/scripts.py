@@ -98,12 +98,10 @@ def _start(args: Any) -> int:
     if args.head:
         ip = args.node_ip_address or "127.0.0.1"
         port = 6379 if args.port is None else args.port
-        _, said = _heads.start_head(port=port, name=args.node_name, ip=ip, stay=not args.block, **amounts)
+        process, said = _heads.start_head(port=port, name=args.node_name, ip=ip, stay=not args.block, **amounts)
         print(f"Ray runtime started.\n\nTo connect to it: ray.init(address=\"{said['address']}\"), or `export RAY_ADDRESS={said['address']}`.")
         print(f"To add a node: ray start --address='{said['address']}' (on another machine with TROUPE_TOKEN"
               f"{' and TROUPE_FINGERPRINT' if said.get('fingerprint') else ''} set: the token is in {said['token_file']})")  # fmt: skip
-        print("To end it: ray stop", flush=True)
-        process = _
     else:
         access = _heads.resolve(args.address)
         if access is None:
@@ -111,7 +109,8 @@ def _start(args: Any) -> int:
         ip = args.node_ip_address or _heads.own_address(access["url"])
         name = "".join(c if c.isalnum() or c in "_-" else "-" for c in args.node_name)[:64]
         process, said = _heads.join(access, name=name, ip=ip, stay=not args.block, **amounts)
-        print(f"Ray runtime started.\n\nThis node is {said['name']}. To end it: ray stop", flush=True)
+        print(f"Ray runtime started.\n\nThis node is {said['name']}.")
+    print(f"Its warnings: {said['log']}\nTo end it: ray stop", flush=True)
     if args.block and process is not None:
         try:
             return process.wait()
