@@ -15,7 +15,7 @@ import (
 func StartCluster(t testing.TB) []*server.Server {
 	t.Helper()
 	for range 3 {
-		servers := startServers(t, []int{freePort(t), freePort(t), freePort(t)})
+		servers := startServers(t, []int{FreePort(t), FreePort(t), FreePort(t)})
 		if slices.ContainsFunc(servers, func(s *server.Server) bool { return !s.ReadyForConnections(5 * time.Second) }) {
 			continue // another process was given one of the ports meanwhile, and a server says nothing of it
 		}

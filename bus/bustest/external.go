@@ -97,7 +97,7 @@ type Crashable struct {
 // StartCrashable starts a Crashable.
 func StartCrashable(t testing.TB) *Crashable {
 	t.Helper()
-	c := &Crashable{t: t, Store: t.TempDir(), port: freePort(t)}
+	c := &Crashable{t: t, Store: t.TempDir(), port: FreePort(t)}
 	c.Start()
 	t.Cleanup(func() {
 		if c.cmd != nil {

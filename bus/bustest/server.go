@@ -47,15 +47,16 @@ func StartServer(t testing.TB, opts Options) *Server {
 	}
 	s := &Server{t: t, opts: opts}
 	if opts.Listen {
-		s.port = freePort(t)
+		s.port = FreePort(t)
 	}
 	t.Cleanup(s.Stop)
 	s.start()
 	return s
 }
 
-// freePort is a port below the ephemeral range, so that no other process gets it while the server is stopped.
-func freePort(t testing.TB) int {
+// FreePort is a port below the ephemeral range: no other process is given it before its server listens, or while that is stopped.
+func FreePort(t testing.TB) int {
+	t.Helper()
 	for range 100 {
 		port := 20000 + rand.N(12000)
 		if l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port)); err == nil {

@@ -14,9 +14,11 @@ import (
 const (
 	fetchSize      = 256
 	readerIdleTime = time.Minute // after which the server removes a reader that was not closed
-	pollInterval   = time.Millisecond
-	lagInterval    = 20 * time.Millisecond // between looks while the reader lags behind the leader
 )
+
+// fetchBackoff is the wait for messages that the server has and has not delivered: it takes microseconds to count one, and
+// a new replica may take seconds.
+var fetchBackoff = bus.Backoff{First: time.Millisecond, Most: 20 * time.Millisecond}
 
 // Message is a stored message.
 type Message struct {
@@ -73,6 +75,7 @@ func (s *Stream) Reader(ctx context.Context, o ReadOptions) (*Reader, error) {
 // not proof of that, because the server may be slow, so Next asks for the number of unread messages. Nor is that: the server
 // counts a message a little after it has acknowledged it, and a replica that reads may lag behind.
 func (r *Reader) Next(ctx context.Context, n int) ([]Message, error) {
+	waits := fetchBackoff.Start()
 	for {
 		out, received, err := r.fetch(ctx, n)
 		if err != nil || len(out) > 0 {
@@ -82,7 +85,6 @@ func (r *Reader) Next(ctx context.Context, n int) ([]Message, error) {
 			continue // only markers
 		}
 		info, err := r.consumer.Info(ctx)
-		pause := pollInterval
 		switch {
 		case err != nil:
 			return nil, coded("read stream "+r.s.name(), err)
@@ -92,9 +94,8 @@ func (r *Reader) Next(ctx context.Context, n int) ([]Message, error) {
 			if behind, err := r.behind(ctx); err != nil || !behind {
 				return nil, err
 			}
-			pause = lagInterval
 		}
-		if err := bus.Sleep(ctx, pause); err != nil {
+		if err := waits.Wait(ctx); err != nil {
 			return nil, coded("read stream "+r.s.name(), err)
 		}
 	}

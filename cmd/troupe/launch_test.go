@@ -2,23 +2,15 @@ package main
 
 import (
 	"fmt"
-	"net"
 	"os/exec"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
-)
 
-// freePort is a port that was free a moment ago.
-func freePort(t *testing.T) int {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
-}
+	"troupe/bus/bustest"
+)
 
 // The same command on every replica, as under Slurm and Kubernetes: all end with the driver's exit code.
 func TestLaunch(t *testing.T) {
@@ -38,7 +30,7 @@ func TestLaunch(t *testing.T) {
 		}, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			port := freePort(t)
+			port := bustest.FreePort(t)
 			var cmds []*exec.Cmd
 			var first *screen
 			for rank := range 3 {
