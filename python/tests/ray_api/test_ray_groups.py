@@ -130,6 +130,17 @@ def test_actors_without_handles_end(session):
     eventually(lambda: not any(os.path.exists(f"/proc/{p}") for p in pids), "the actors end")
 
 
+def test_a_call_that_cannot_be_sent_holds_up_no_other(session):
+    """The calls of async actors are begun in the order of their numbers; one that was not sent leaves no gap."""
+    group = make(Async, 2)
+    assert ray.get(call_all(group, "see", 1)) == [[1], [1]]
+    for ref in call_all(group, "\ud800"):
+        with pytest.raises(Exception, match="surrogate"):
+            ray.get(ref, timeout=20)
+    assert ray.get(call_all(group, "see", 2), timeout=20) == [[1, 2], [1, 2]]
+    assert ray.get([actor.see.remote(3) for actor in group], timeout=20) == [[1, 2, 3], [1, 2, 3]]
+
+
 def test_a_group_that_is_not_complete_is_none(session):
     with pytest.raises(ValueError, match="already taken"), _forming.forming():
         one = ray.remote(Plain).options(name="taken", num_cpus=0, runtime_env={"env_vars": {"RANK": "7"}}).remote()
