@@ -47,10 +47,11 @@ class BasicWorker(troupe.Worker):
             time.sleep(0.005)
         return self.rank
 
-    def compute(self, path, seconds):
-        """Creates a file and works for so long, whatever its caller does."""
-        open(path, "w").close()
-        time.sleep(seconds)
+    def compute(self, started, end):
+        """Runs until the file end exists, and does not look whether it was cancelled."""
+        open(started, "w").close()
+        while not os.path.exists(end):
+            time.sleep(0.01)
 
     def hold_lock(self, seconds):
         """Holds the interpreter lock, as foreign code may."""
