@@ -17,7 +17,10 @@ func StartCluster(t testing.TB) []*server.Server {
 	for range 3 {
 		servers := startServers(t, []int{FreePort(t), FreePort(t), FreePort(t)})
 		if slices.ContainsFunc(servers, func(s *server.Server) bool { return !s.ReadyForConnections(5 * time.Second) }) {
-			continue // another process was given one of the ports meanwhile, and a server says nothing of it
+			for _, s := range servers { // another process was given one of the ports meanwhile, and a server says nothing of it
+				s.Shutdown()
+			}
+			continue
 		}
 		for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 			if slices.ContainsFunc(servers, func(s *server.Server) bool { return len(s.JetStreamClusterPeers()) == 3 && s.JetStreamIsLeader() }) {
