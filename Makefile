@@ -17,7 +17,7 @@ export CGO_CFLAGS ?= -O2 -Wno-deprecated-declarations
 .PHONY: python python-test python-test-core python-test-ray python-lint browser-test gpu-check
 .PHONY: bench bench-check bench-python bench-ray bench-output bench-device memory-python
 .PHONY: adapters-check adapters-measure
-.PHONY: upgrade-check crash-model chaos soak-pipeline shm-faults placement-histories
+.PHONY: upgrade-check crash-model chaos one-book soak-pipeline shm-faults placement-histories
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,19 +29,20 @@ build: ## bin/troupe, and bin/troupe-demo
 demo: build ## a small training job over five roles, in one process
 	bin/troupe-demo
 
+# Go and Python one after the other: each fills two cores.
 test: ## all tests, Go and Python
 	@$(MAKE) --no-print-directory -j2 python
 	@$(MAKE) --no-print-directory go-test
 	@$(MAKE) --no-print-directory python-test
 
-# The tests wait more than they compute: five packages at once fill two cores. `make lint` vets them; no symbols, as they are linked for one run.
+# The tests wait more than they compute: five packages and six tests of each at once fill two cores. `make lint` vets them; no symbols, as they are linked for one run.
 go-test: ## the Go tests
-	$(GO) test -vet=off -ldflags "-s -w" -p 5 -timeout 8m $(PACKAGES)
+	$(GO) test -vet=off -ldflags "-s -w" -p 5 -parallel 6 -timeout 30m $(PACKAGES)
 
-race: ## the tests under the race detector
-	$(GO) test -race -timeout 20m $(PACKAGES)
+race: ## the tests under the race detector, without those of thousands of ranks on the page
+	$(GO) test -race -short -vet=off -p 3 -timeout 40m $(PACKAGES)
 
-lint: go-lint python-lint ## gofmt, vet, staticcheck, errcheck; ruff and mypy
+lint: go-lint python-lint ## gofmt, vet, staticcheck, errcheck; ruff (its rules and its format) and mypy
 
 go-lint:
 	@files=$$(gofmt -l .); test -z "$$files" || { echo "run gofmt -w on:"; echo "$$files"; exit 1; }
@@ -56,7 +57,7 @@ LIB    := python/troupe/bin/libtroupe.so
 
 $(VENV)/ready: python/pyproject.toml Makefile
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install -q --disable-pip-version-check setuptools wheel msgpack cloudpickle numpy pytest pytest-xdist mypy ruff nbclient ipykernel opentelemetry-api
+	$(VENV)/bin/python -m pip install -q --disable-pip-version-check setuptools wheel msgpack cloudpickle numpy pytest pytest-xdist mypy ruff nbclient ipykernel opentelemetry-api joblib
 	mkdir -p python/troupe/bin
 	$(VENV)/bin/python -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps -e python --config-settings editable_mode=compat
 	touch $@
@@ -72,13 +73,15 @@ python-test: ## the Python suite; `make python` first
 	@$(MAKE) --no-print-directory -j2 python-test-core python-test-ray
 
 python-test-core:
-	cd python && ../$(VENV)/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --ignore tests/ray_api
+	cd python && ../$(VENV)/bin/python -m pytest -n 5 --dist worksteal --ignore tests/ray_api
 
 python-test-ray:
 	cd python && ../$(VENV)/bin/python -m pytest tests/ray_api
 
+PYTHON_SOURCES := python examples/python examples/pipelines benchmarks/python benchmarks/upgrade bus/wire/testdata
 python-lint: $(VENV)/ready
-	$(VENV)/bin/ruff check -q --config python/pyproject.toml python examples/python examples/pipelines benchmarks/python benchmarks/upgrade
+	$(VENV)/bin/ruff check -q --config python/pyproject.toml $(PYTHON_SOURCES)
+	$(VENV)/bin/ruff format -q --check --config python/pyproject.toml $(PYTHON_SOURCES)
 	cd python && ../$(VENV)/bin/mypy
 
 wheel: python ## dist/: one wheel with the Go program and the library in it
@@ -157,10 +160,10 @@ browser-test: ## the dashboard in a real browser; installs Chromium where apt-ge
 	@command -v chromium chromium-browser google-chrome >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium; }
 	$(GO) test -count=1 -timeout 5m ./cmd/troupe/dashboard
 
-# The earlier version is a commit: the last one before "Unreleased" begins with the root package, where the changelog says "Durability".
-UPGRADE_FROM    ?= 2ca195ad8cf97f3245ea82258c583fca6406415d
+# The other version is a commit. Nothing was released before 0.1.0: by default it is the last commit, built as version 0.0.9.
+UPGRADE_FROM    ?= HEAD
 UPGRADE_VERSION ?= 0.0.9
-upgrade-check: python ## agents, drivers and stores of an earlier version (the commit UPGRADE_FROM) with this one
+upgrade-check: python ## agents, drivers and stores of another version (the commit UPGRADE_FROM) with this one
 	@set -e; dir=$$(mktemp -d); trap 'rm -rf "$$dir"' EXIT; mkdir -p $$dir/source $$dir/from/python $$dir/to/python; \
 	git archive $(UPGRADE_FROM) | tar -x -C $$dir/source; \
 	echo "building $(UPGRADE_FROM) as $(UPGRADE_VERSION)"; \
@@ -177,7 +180,7 @@ upgrade-check: python ## agents, drivers and stores of an earlier version (the c
 
 heavy: ## the long variants: one argument and one answer of 1 GiB, more random faults, 4,096 ranks with a connection each, thousands of roles; the rest is in make test
 	TROUPE_HEAVY=1 $(GO) test -count=1 -timeout 20m ./bus
-	TROUPE_HEAVY=1 $(GO) test -count=1 -timeout 20m -run 'TestManyRanksDropNothing|TestMemoryStaysFlat' ./roles ./cmd/troupe
+	TROUPE_HEAVY=1 $(GO) test -count=1 -timeout 20m -run 'TestManyRanksDropNothing|TestMemoryStaysFlat|TestPageWithMany' ./roles ./cmd/troupe ./cmd/troupe/dashboard
 
 FUZZTIME ?= 30s
 fuzz: ## each fuzz target for half a minute (FUZZTIME)
@@ -191,9 +194,13 @@ HISTORIES ?= 10000
 placement-histories: ## 10,000 histories of reservations under faults (HISTORIES), in four shards
 	$(GO) test -c -o bin/placement.test ./placement
 	@cd placement && for shard in 0 1 2 3; do \
-	  TROUPE_HISTORIES=$$(($(HISTORIES) / 4)) TROUPE_SEED=$$((shard * $(HISTORIES) + 1)) ../bin/placement.test -test.run TestHistories -test.timeout 6h & \
+	  TROUPE_HISTORIES=$$(($(HISTORIES) / 4)) TROUPE_SEED=$$((shard * $(HISTORIES) + 1)) ../bin/placement.test -test.run 'TestHistories|TestLanes' -test.timeout 6h & \
 	  pids="$$pids $$!"; \
 	done; failed=0; for pid in $$pids; do wait $$pid || failed=1; done; exit $$failed
+
+SECONDS_OF_RACE ?= 300
+one-book: python ## roles, Ray actors, tasks and placement groups race for eight devices of one head for five minutes, under kills (SECONDS_OF_RACE)
+	$(VENV)/bin/python benchmarks/python/one_book.py --seconds $(SECONDS_OF_RACE)
 
 gpu-check: build ## on a machine with an NVIDIA GPU: the inventory, a foreign process, the device granted again
 	examples/gpu/check.sh

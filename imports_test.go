@@ -16,45 +16,53 @@ import (
 // allowed is the package graph of DESIGN.md: which packages a package of the module may import. Adding an entry is a design
 // decision.
 var allowed = map[string][]string{
-	"internal/ab":              nil,
-	"internal/terminal":        nil,
-	"bus":                      {"bus/wire", "bus/recorder", "bus/recorder/otlp", "internal/ab"},
-	"bus/recorder":             {"internal/ab"},
-	"bus/recorder/otlp":        {"bus/recorder"},
-	"bus/wire":                 {"internal/ab"},
-	"bus/shm":                  {"bus/wire"},
-	"bus/stream":               {"bus"},
-	"bus/kv":                   {"bus", "bus/wire", "bus/stream"},
-	"bus/bustest":              {"bus", "bus/wire"},
-	"gpu":                      nil,
-	"gpu/nvml":                 {"gpu"},
-	"actors":                   {"bus", "bus/wire", "bus/recorder"},
-	"actors/timeline":          {"bus", "bus/wire", "bus/recorder", "actors"},
-	"actors/actorstest":        {"bus", "bus/wire", "actors"},
-	"placement":                {"bus", "bus/wire", "bus/kv", "gpu", "nodes/protocol", "placement/planner", "placement/internal/text"},
-	"placement/planner":        {"placement/internal/text"},
-	"placement/internal/text":  nil,
-	"dispatch":                 {"bus", "bus/wire", "dispatch/plan"},
-	"dispatch/plan":            {"bus/wire"},
-	"nodes":                    {"bus", "bus/wire", "bus/kv", "bus/stream", "gpu", "nodes/capture", "nodes/folders", "nodes/proctree", "nodes/protocol"},
-	"nodes/folders":            {"bus", "bus/stream"},
-	"nodes/capture":            {"bus"},
-	"nodes/proctree":           {"bus"},
-	"nodes/protocol":           {"gpu"},
-	"roles":                    {"bus", "bus/wire", "bus/kv", "bus/stream", "bus/recorder", "actors", "actors/timeline", "dispatch", "dispatch/plan", "placement", "gpu", "nodes", "nodes/folders", "roles/display", "roles/registry", "internal/terminal"},
-	"roles/display":            {"nodes", "internal/terminal"},
-	"roles/registry":           {"bus", "bus/wire", "bus/kv", "bus/stream", "actors", "dispatch", "nodes"},
-	"roles/router":             {"bus", "bus/wire", "dispatch", "roles"},
-	"roles/sessions":           {"bus", "bus/wire", "bus/kv", "actors", "dispatch", "placement", "nodes", "roles", "roles/registry", "roles/sessions/scheduler"},
-	"roles/sessions/scheduler": nil,
-	"pipeline/spec":            {"bus", "bus/wire", "actors", "dispatch"},
-	"pipeline/flow":            {"bus", "bus/wire", "pipeline/spec"},
-	"pipeline":                 {"bus", "bus/wire", "bus/stream", "actors", "dispatch", "roles", "nodes", "pipeline/flow", "pipeline/spec"},
-	"troupe":                   {"bus", "bus/wire", "bus/recorder", "actors", "dispatch", "placement", "gpu", "nodes", "roles"}, // the root package
-	"benchmarks":               {"*"},
-	"cmd":                      {"*"},
-	"examples":                 {"*"},
-	"python":                   {"*"},
+	"internal/terminal":       nil,
+	"bus":                     {"bus/wire"},
+	"bus/values":              {"bus", "bus/wire", "bus/recorder", "bus/memlimit"},
+	"bus/calls":               {"bus", "bus/wire", "bus/recorder", "bus/values"},
+	"bus/memlimit":            nil,
+	"bus/recorder":            nil,
+	"bus/recorder/otlp":       {"bus/recorder"},
+	"bus/wire":                nil,
+	"bus/shm":                 {"bus/wire", "bus/memlimit"},
+	"bus/stream":              {"bus"},
+	"bus/kv":                  {"bus", "bus/wire", "bus/stream"},
+	"bus/bustest":             {"bus", "bus/values", "bus/wire"},
+	"gpu":                     nil,
+	"gpu/nvml":                {"gpu"},
+	"actors":                  {"bus", "bus/calls", "bus/values", "bus/wire", "bus/recorder"},
+	"actors/timeline":         {"bus", "bus/calls", "bus/wire", "bus/recorder", "actors"},
+	"actors/actorstest":       {"bus", "bus/calls", "bus/wire", "actors"},
+	"placement":               {"bus", "bus/wire", "bus/kv", "gpu", "nodes/evidence", "nodes/protocol", "placement/planner", "placement/internal/text"},
+	"placement/planner":       {"placement/internal/text"},
+	"placement/internal/text": nil,
+	"dispatch":                {"bus", "bus/calls", "bus/values", "bus/wire", "dispatch/plan"},
+	"dispatch/plan":           {"bus/wire"},
+	"nodes":                   {"bus", "bus/values", "bus/wire", "bus/kv", "bus/stream", "gpu", "nodes/capture", "nodes/evidence", "nodes/folders", "nodes/proctree", "nodes/protocol"},
+	"nodes/folders":           {"bus", "bus/stream"},
+	"nodes/capture":           {"bus"},
+	"nodes/evidence":          nil,
+	"nodes/proctree":          {"bus"},
+	"nodes/protocol":          {"gpu"},
+	"roles":                   {"bus", "bus/calls", "bus/values", "bus/wire", "bus/kv", "bus/stream", "bus/recorder", "bus/recorder/otlp", "actors", "actors/timeline", "dispatch", "dispatch/plan", "placement", "gpu", "nodes", "nodes/evidence", "nodes/folders", "roles/display", "roles/life", "roles/registry", "internal/terminal"},
+	"roles/display":           {"nodes", "internal/terminal"},
+	"roles/life":              nil,
+	"roles/registry":          {"bus", "bus/wire", "bus/kv", "bus/stream", "actors", "dispatch", "nodes", "nodes/evidence"},
+	"roles/router":            {"bus", "bus/wire", "dispatch", "roles"},
+	"roles/sessions":          {"bus", "bus/wire", "bus/kv", "actors", "dispatch", "placement", "placement/planner", "nodes", "roles", "roles/registry", "roles/sessions/book"},
+	"roles/sessions/book":     {"bus", "placement", "placement/planner"},
+	"pipeline/spec":           {"bus", "bus/wire", "actors", "dispatch"},
+	"pipeline/flow":           {"bus", "bus/wire", "pipeline/spec"},
+	"pipeline":                {"bus", "bus/values", "bus/wire", "bus/stream", "actors", "dispatch", "roles", "nodes", "pipeline/flow", "pipeline/spec"},
+	"weights":                 {"bus", "bus/kv", "bus/values", "bus/wire", "nodes", "weights/pack", "weights/plan", "weights/versions"},
+	"weights/pack":            {"bus", "weights/plan"},
+	"weights/plan":            nil,
+	"weights/versions":        {"bus/wire", "weights/plan"},
+	"troupe":                  {"bus", "bus/wire", "bus/recorder", "actors", "dispatch", "placement", "gpu", "nodes", "roles"}, // the root package
+	"benchmarks":              {"*"},
+	"cmd":                     {"*"},
+	"examples":                {"*"},
+	"python":                  {"*"},
 }
 
 // testHelpers are packages that only tests import; every test may import them.
@@ -63,7 +71,8 @@ var testHelpers = []string{"bus/bustest", "actors/actorstest"}
 // testsAlso are the imports that the tests of a package have beside what the package may import: packages above it that its
 // tests exercise it through, or that its examples show.
 var testsAlso = map[string][]string{
-	"bus":            {"actors", "bus/kv", "bus/shm"},
+	"bus":            {"bus/kv", "bus/stream"},
+	"bus/calls":      {"actors", "bus/kv", "bus/shm"},
 	"dispatch":       {"actors", "roles"},
 	"nodes":          {"gpu/nvml"},
 	"placement":      {"nodes"},
@@ -72,7 +81,7 @@ var testsAlso = map[string][]string{
 }
 
 // pure names the packages whose results depend on their arguments alone: no clock, no random numbers, no I/O.
-var pure = []string{"gpu/", "nodes/protocol/", "placement/planner/", "pipeline/flow/", "dispatch/plan/", "roles/display/", "roles/sessions/scheduler/"}
+var pure = []string{"gpu/", "nodes/evidence/", "nodes/protocol/", "placement/planner/", "pipeline/flow/", "dispatch/plan/", "roles/display/", "roles/life/", "weights/plan/", "weights/versions/"}
 
 // impureFiles are the files of pure packages that run rather than decide.
 var impureFiles = []string{"gpu/nvml/"}

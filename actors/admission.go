@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/calls"
 	"troupe/bus/wire"
 )
 
@@ -42,12 +43,12 @@ func (w *Worker) acceptLocked(h *wire.Header, body []byte, now time.Time) (fetch
 	st := w.orderOf(s, h, now)
 	prev := h.PrevFor(w.spec.Rank)
 	switch st.Take(h.Order, prev) {
-	case bus.TooEarly:
+	case calls.TooEarly:
 		if st.Buffer(h.Order, prev, &earlyCall{header: h, body: body, at: now}) {
 			w.reportGap(orderOf(h), st)
 		}
 		return nil
-	case bus.Passed:
+	case calls.Passed:
 		s.markOver(h.Seq)
 	}
 	if c := w.admit(s, h, body, now); c != nil && c.phase == queued && !c.ready() {

@@ -4,7 +4,9 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/calls"
 	"troupe/bus/recorder"
+	"troupe/bus/values"
 	"troupe/bus/wire"
 )
 
@@ -19,7 +21,7 @@ func (w *Worker) answerLocked(c *call, body []byte, err error, now time.Time) {
 		if c.started != 0 && !c.binding.controlVerb {
 			w.recordRun(c, recorder.TextOf(c.header.Method), recorder.At(now), true)
 		}
-		c.free(body)
+		c.freeResult(body)
 		c.dropReferences()
 		c.phase = forgotten
 		c.caller.retire(c)
@@ -40,27 +42,35 @@ func (w *Worker) answerLocked(c *call, body []byte, err error, now time.Time) {
 	}
 	if err != nil {
 		h.Code, body = w.encodeError(err, max(int(c.header.Inline), minErrorRoom))
-		buf = buf[:bus.ReplyRoom]
+		buf = buf[:calls.ReplyRoom]
 		c.dropReferences()
 	} else if !c.header.Collected(w.spec.Rank) {
-		c.free(body)
+		c.freeResult(body)
 		c.dropReferences()
-		buf, body = buf[:bus.ReplyRoom], nil
+		buf, body = buf[:calls.ReplyRoom], nil
 	}
 	h.References = c.refs.List
-	n := int64(len(buf) - bus.ReplyRoom + len(body))
+	n := int64(len(buf) - calls.ReplyRoom + len(body))
 	held := err == nil && n > int64(c.header.Inline)
-	h.Keep = held && c.header.Keep && w.host.ep.References().MayKeep(int(n))
+	refs := w.host.ep.References()
+	h.Keep = held && c.header.Keep && (c.spilled != nil || refs.ReserveKept(int(n)))
 	var onDone func()
 	if held {
-		b := c.binding
-		h.Location = bus.Locate(b.memory, body)
-		onDone = func() { bus.FreeBody(b.memory, body) }
-		if !h.Keep {
+		memory := c.resultMemory()
+		h.Location = values.Locate(memory, body)
+		switch {
+		case !h.Keep:
 			w.unfetched += n
 			onDone = func() {
-				bus.FreeBody(b.memory, body)
+				values.FreeBody(memory, body)
 				w.fetched(n)
+			}
+		case c.spilled != nil:
+			onDone = func() { values.FreeBody(memory, body) }
+		default:
+			onDone = func() {
+				values.FreeBody(memory, body)
+				refs.UnreserveKept(int(n))
 			}
 		}
 	}
@@ -72,10 +82,10 @@ func (w *Worker) answerLocked(c *call, body []byte, err error, now time.Time) {
 	c.reply = w.host.ep.Reply(c.caller.inbox, c.header, &h, buf, body, c.refs, more, onDone)
 	batch.Flush(true)
 	if h.Keep {
-		c.refs = bus.Retained{} // they belong to the kept body
+		c.refs = values.RetainedReferences{} // they belong to the kept body
 	}
 	if !held && err == nil {
-		c.free(body)
+		c.freeResult(body)
 	}
 	if c.started != 0 && !c.binding.controlVerb { // after the answer was sent: the caller does not wait for it
 		w.recordRun(c, w.stats.add(c.header.Method, h.Ran, failed), recorder.At(now), failed)

@@ -4,7 +4,7 @@ import (
 	"context"
 	"time"
 
-	"troupe/bus"
+	"troupe/bus/values"
 	"troupe/bus/wire"
 )
 
@@ -12,7 +12,7 @@ import (
 // guards them.
 type callArguments struct {
 	left    int // values that have not arrived
-	values  map[wire.Reference]bus.Value
+	values  map[wire.Reference]values.Value
 	err     error // the first failure; the call fails with it
 	cancels []func()
 }
@@ -22,9 +22,9 @@ func newArguments(h *wire.Header) *callArguments {
 	if len(h.Arguments) == 0 {
 		return nil
 	}
-	a := &callArguments{values: map[wire.Reference]bus.Value{}}
+	a := &callArguments{values: map[wire.Reference]values.Value{}}
 	for _, ref := range h.Arguments {
-		a.values[ref] = bus.Value{}
+		a.values[ref] = values.Value{}
 	}
 	a.left = len(a.values)
 	return a
@@ -46,7 +46,7 @@ func (h *Host) getArguments(c *call) {
 			continue
 		}
 		asked[ref] = true
-		cancel := h.ep.References().Get(ref, c.binding.memory, func(v bus.Value, err error) { w.argumentArrived(c, ref, v, err) })
+		cancel := h.ep.References().Get(ref, c.binding.memory, func(v values.Value, err error) { w.argumentArrived(c, ref, v, err) })
 		w.mu.Lock()
 		over := c.phase != queued
 		if !over {
@@ -60,7 +60,7 @@ func (h *Host) getArguments(c *call) {
 }
 
 // argumentArrived gives a queued call the value of a reference, or its error.
-func (w *Worker) argumentArrived(c *call, ref wire.Reference, v bus.Value, err error) {
+func (w *Worker) argumentArrived(c *call, ref wire.Reference, v values.Value, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if c.phase != queued || c.args == nil { // the call was cancelled or refused meanwhile
@@ -75,7 +75,7 @@ func (w *Worker) argumentArrived(c *call, ref wire.Reference, v bus.Value, err e
 	w.startReady(c.binding.queue, instantOf(time.Now()))
 }
 
-func (w *Worker) dropValue(c *call, v bus.Value) {
+func (w *Worker) dropValue(c *call, v values.Value) {
 	c.free(v.Body)
 	w.host.ep.References().Release(v.References...)
 }
@@ -120,13 +120,13 @@ func (c *call) placeArguments() error {
 // Argument is the value of an argument that was a reference.
 type Argument struct {
 	Reference wire.Reference
-	bus.Value
+	values.Value
 }
 
 // TakeArguments returns the values of the call's arguments that were references, once. They belong to the handler, which frees the
 // bodies. The references inside them are retained at holder, where the handler releases them. A nil holder stands for the endpoint of the
 // worker's host; a program with another endpoint, such as a driver that serves an object, passes that one.
-func TakeArguments(ctx context.Context, holder *bus.References) []Argument {
+func TakeArguments(ctx context.Context, holder *values.References) []Argument {
 	c, ok := ctx.Value(callKey{}).(*callContext)
 	if !ok {
 		return nil
@@ -151,7 +151,7 @@ func TakeArguments(ctx context.Context, holder *bus.References) []Argument {
 
 // SetReferences names the references inside the result of the call. Their uses belong to the call from now on. It reports false if the
 // call is over: then they still belong to the handler.
-func SetReferences(ctx context.Context, refs bus.Retained) bool {
+func SetReferences(ctx context.Context, refs values.RetainedReferences) bool {
 	c, ok := ctx.Value(callKey{}).(*callContext)
 	if !ok {
 		return false
@@ -168,7 +168,7 @@ func SetReferences(ctx context.Context, refs bus.Retained) bool {
 // dropReferences ends the call's use of the references inside its result. The mutex of the worker is held.
 func (c *call) dropReferences() {
 	refs := c.refs
-	c.refs = bus.Retained{}
+	c.refs = values.RetainedReferences{}
 	refs.ReleaseSent()
 }
 

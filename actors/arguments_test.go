@@ -7,12 +7,13 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"troupe/bus"
+	"troupe/bus/calls"
+	"troupe/bus/values"
 	"troupe/bus/wire"
 )
 
 // referenceHandler is an object of a program with an endpoint of its own, apart from that of its host, as a driver that serves one.
-type referenceHandler struct{ own *bus.References }
+type referenceHandler struct{ own *values.References }
 
 func (h *referenceHandler) Handle(context.Context, string, []byte) ([]byte, error) {
 	panic("Begin is called instead")
@@ -29,15 +30,15 @@ func (h *referenceHandler) Begin(ctx context.Context, method string, _ []byte, d
 	}
 	made, err := h.own.Put([]byte("made"), nil, nil)
 	if err == nil {
-		SetReferences(ctx, bus.Retained{By: h.own, List: []wire.Reference{made}})
+		SetReferences(ctx, values.RetainedReferences{By: h.own, List: []wire.Reference{made}})
 	}
 	done(wire.Marshal(nil))
 }
 
-func newReferenceFixture(t *testing.T) (st *hostFixture, own *bus.Endpoint) {
+func newReferenceFixture(t *testing.T) (st *hostFixture, own *calls.Endpoint) {
 	h := &referenceHandler{}
 	st = newHostFixture(t, &Class{Name: "references", Open: true, New: func(context.Context, Setup) (Handler, error) { return h, nil }})
-	own, err := st.host.ep.Bus().Endpoint("test")
+	own, err := calls.Open(st.host.ep.Bus(), "test")
 	require.NoError(t, err)
 	h.own = own.References()
 	st.start(WorkerSpec{})
@@ -46,7 +47,7 @@ func newReferenceFixture(t *testing.T) (st *hostFixture, own *bus.Endpoint) {
 
 func eventually(t *testing.T, holds func() bool) {
 	t.Helper()
-	require.Eventually(t, holds, 20*time.Second, 10*time.Millisecond)
+	require.Eventually(t, holds, 2*time.Minute, 10*time.Millisecond)
 }
 
 // TestTakenArgumentsAreHeldByTheirHolder: a reference inside of an argument lives until the handler releases it at its own endpoint, and the host
@@ -62,7 +63,7 @@ func TestTakenArgumentsAreHeldByTheirHolder(t *testing.T) {
 	arg, err := wire.Marshal(wire.Argument(outer))
 	require.NoError(t, err)
 	body := wire.Args{Positional: []wire.Raw{arg}}.Append(nil, nil)
-	g := st.send(bus.Call{Method: "take", Arguments: []wire.Reference{outer}, Parts: []bus.Part{{Scope: bus.OneRank(0), Ranks: []int{0}, Body: body}}})
+	g := st.send(calls.Call{Method: "take", Arguments: []wire.Reference{outer}, Parts: []calls.Part{{Scope: calls.OneRank(0), Ranks: []int{0}, Body: body}}})
 	<-g.Done()
 	require.NoError(t, g.Answers()[0].Err)
 
@@ -80,7 +81,7 @@ func TestTakenArgumentsAreHeldByTheirHolder(t *testing.T) {
 func TestReferencesOfAnAnswerAreReleasedByTheirHolder(t *testing.T) {
 	t.Parallel()
 	st, own := newReferenceFixture(t)
-	g := st.send(bus.Call{Method: "make", Counted: true})
+	g := st.send(calls.Call{Method: "make", Counted: true})
 	<-g.Done()
 	a := g.Answers()[0]
 	require.NoError(t, a.Err)

@@ -12,6 +12,7 @@ import (
 	"troupe/actors/actorstest"
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/bus/calls"
 	"troupe/bus/wire"
 )
 
@@ -49,13 +50,13 @@ func benchFan(b *testing.B, own bool, world int) {
 	driver, err := main.Dial(context.Background(), "driver")
 	require.NoError(b, err)
 	b.Cleanup(func() { require.NoError(b, driver.Close()) })
-	ep, err := driver.Endpoint("bench")
+	ep, err := calls.Open(driver, "bench")
 	require.NoError(b, err)
 	raw, err := wire.Marshal(make([]byte, 64))
 	require.NoError(b, err)
 	body := wire.Args{Positional: []wire.Raw{raw}}.Append(nil, nil)
 	call := func() {
-		g, err := ep.Scatter(context.Background(), bus.Call{To: address, Method: "echo", World: world, Parts: []bus.Part{{Scope: bus.Everyone(), Ranks: ranks, Body: body}}})
+		g, err := ep.Scatter(context.Background(), calls.Call{To: address, Method: "echo", World: world, Parts: []calls.Part{{Scope: calls.Everyone(), Ranks: ranks, Body: body}}})
 		if err != nil {
 			b.Fatal(err)
 		}

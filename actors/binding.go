@@ -3,7 +3,7 @@ package actors
 import (
 	"context"
 
-	"troupe/bus"
+	"troupe/bus/values"
 	"troupe/bus/wire"
 )
 
@@ -16,7 +16,7 @@ type binding struct {
 	async  AsyncHandler
 	bound  boundMethod
 	handle func(ctx context.Context, body []byte) ([]byte, error)
-	memory bus.Memory // for the bodies of an AsyncHandler; nil: Go's heap
+	memory values.Memory // for the bodies of an AsyncHandler; nil: Go's heap
 
 	controlVerb bool // it does not count as work
 }

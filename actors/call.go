@@ -3,7 +3,8 @@ package actors
 import (
 	"time"
 
-	"troupe/bus"
+	"troupe/bus/calls"
+	"troupe/bus/values"
 	"troupe/bus/wire"
 )
 
@@ -21,10 +22,11 @@ type call struct {
 	started  instant // 0: not started
 	deadline instant // 0: none
 	buf      []byte  // the answer is written here while the call runs
-	reply    bus.Reply
-	args     *callArguments // nil: no argument is a reference
-	refs     bus.Retained   // inside the result, until the caller has taken them
-	older    *call          // neighbours in the worker's list of unacknowledged answers
+	reply    calls.Reply
+	args     *callArguments            // nil: no argument is a reference
+	spilled  values.Memory             // of a result that was written to disk; nil: it is in memory
+	refs     values.RetainedReferences // inside the result, until the caller has taken them
+	older    *call                     // neighbours in the worker's list of unacknowledged answers
 	newer    *call
 	phase    phase
 	slot     int // index in the worker's active calls, while it runs
@@ -33,11 +35,28 @@ type call struct {
 	panicked bool // this method panicked; false for the error of another call's panic
 }
 
-// free frees a body of the call, an argument or a result.
+// free frees a body in the memory of the call's object.
 func (c *call) free(body []byte) {
 	if c.binding != nil {
-		bus.FreeBody(c.binding.memory, body)
+		values.FreeBody(c.binding.memory, body)
 	}
+}
+
+// freeResult frees the result.
+func (c *call) freeResult(body []byte) {
+	if c.spilled != nil {
+		c.spilled.Free(body)
+		return
+	}
+	c.free(body)
+}
+
+// resultMemory is the memory of the result.
+func (c *call) resultMemory() values.Memory {
+	if c.spilled != nil {
+		return c.spilled
+	}
+	return c.binding.memory
 }
 
 // callList is a list of calls in insertion order. The zero callList is empty.

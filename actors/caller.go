@@ -157,15 +157,21 @@ func (w *Worker) cancelRequested(h *wire.Header, now time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	s := w.callerOf(h, now)
+	why := context.Canceled
+	if h.Code == wire.CodeTimedOut {
+		why = context.DeadlineExceeded
+	}
 	if c := s.calls[h.Seq]; c != nil {
-		w.cancelCall(c)
+		w.endCall(c, why)
 	} else {
 		s.markOver(h.Seq)
 	}
 }
 
-// cancelCall ends a call that its caller no longer waits for.
-func (w *Worker) cancelCall(c *call) {
+func (w *Worker) cancelCall(c *call) { w.endCall(c, context.Canceled) }
+
+// endCall ends a call that its caller no longer waits for; why is the error of the method's context.
+func (w *Worker) endCall(c *call, why error) {
 	switch c.phase {
 	case queued:
 		w.dropArguments(c)
@@ -177,7 +183,7 @@ func (w *Worker) cancelCall(c *call) {
 		w.startReady(q, instantOf(time.Now()))
 	case running:
 		c.dropped = true
-		c.ctx.cancel(context.Canceled)
+		c.ctx.cancel(why)
 	case answered: // the answer will not be fetched
 		w.forget(c)
 		c.caller.retire(c)
@@ -249,7 +255,7 @@ func (w *Worker) probeSilentCallers(now time.Time) {
 	}
 	w.mu.Unlock()
 	for session := range silent {
-		w.host.ep.ProbeInbox(session)
+		w.host.ep.Probe(session)
 	}
 }
 

@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"troupe/bus"
+	"troupe/bus/calls"
 	"troupe/bus/wire"
 
 	"github.com/stretchr/testify/require"
@@ -148,24 +150,50 @@ func TestLargeAnswersOfADeadCallerAreDropped(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, st.ep.Bus().Flush(context.Background()))
 	w.inject(wire.Header{Session: "caller", Seq: 1, Method: "large"}, nil, time.Now())
-	m, err := sub.NextMsg(10 * time.Second)
+	m, err := sub.NextMsg(2 * time.Minute)
 	require.NoError(t, err)
 	f, err := wire.ParseFrame(m.Data)
 	require.NoError(t, err)
 	require.NotEmpty(t, f.Header.Ref.Owner)
 
 	for range 20 { // probes arrive and have no further effect
-		m, err := sub.NextMsg(10 * time.Second)
+		m, err := sub.NextMsg(2 * time.Minute)
 		require.NoError(t, err)
 		f, err := wire.ParseFrame(m.Data)
 		require.NoError(t, err)
 		require.Equal(t, wire.KindProgress, f.Kind)
 	}
-	require.Equal(t, 1, st.host.ep.Uploads())
+	require.Equal(t, 1, st.host.ep.Values().Uploads())
 
 	require.NoError(t, sub.Unsubscribe())
-	require.Eventually(t, func() bool { return st.host.ep.Uploads() == 0 && w.idle(true) }, time.Minute, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return st.host.ep.Values().Uploads() == 0 && w.idle(true) }, 2*time.Minute, 10*time.Millisecond)
 	next := st.inbox("caller")
 	w.statusAsked(&wire.Header{Session: "caller", Seq: 1, Age: 1}, time.Now())
 	require.Equal(t, wire.StateUnknown, next().Header.State, "the caller may still exist")
+}
+
+// TestMethodHearsOfItsCallersDeadline: a cancellation that is sent because the caller's deadline has passed may arrive before the
+// worker's own timer fires; the method hears of the deadline either way.
+func TestMethodHearsOfItsCallersDeadline(t *testing.T) {
+	type none struct{}
+	startedCh, errCh := make(chan struct{}, 1), make(chan error, 1)
+	c := NewClass("waits", func(context.Context, Setup) (*none, error) { return &none{}, nil })
+	Method(c, "wait", func(_ *none, ctx context.Context, _ None) (None, error) {
+		startedCh <- struct{}{}
+		<-ctx.Done()
+		errCh <- ctx.Err()
+		return None{}, nil
+	})
+	st := newHostFixture(t, c.Class)
+	st.start(WorkerSpec{})
+	for cause, want := range map[bus.Code]error{
+		bus.CodeTimedOut:   context.DeadlineExceeded,
+		bus.CodeCancelled:  context.Canceled,
+		bus.CodeWorkerLost: context.Canceled,
+	} {
+		g := st.send(calls.Call{Method: "wait", Timeout: time.Hour})
+		<-startedCh
+		g.Fail(bus.Errorf(cause, "the call is over"))
+		require.ErrorIs(t, <-errCh, want)
+	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus"
+	"troupe/bus/calls"
 	"troupe/bus/wire"
 )
 
@@ -53,7 +54,7 @@ func testCallsAreNotMixedUp(t *testing.T, world int, fixture func(*testing.T, ..
 	w := st.start(WorkerSpec{})
 	var group sync.WaitGroup
 	for caller := range 4 {
-		ep, err := st.ep.Bus().Endpoint("test")
+		ep, err := calls.Open(st.ep.Bus(), "test")
 		require.NoError(t, err)
 		defer ep.Close()
 		group.Go(func() {
@@ -62,9 +63,9 @@ func testCallsAreNotMixedUp(t *testing.T, world int, fixture func(*testing.T, ..
 				arg := binary.BigEndian.AppendUint64(make([]byte, 64), uint64(caller)<<32|uint64(i))
 				body, _ := wire.AppendMarshal(wire.AppendArgsHead(nil, 1), arg)
 				body = wire.AppendNamedHead(body, 0)
-				g, err := ep.Scatter(t.Context(), bus.Call{
+				g, err := ep.Scatter(t.Context(), calls.Call{
 					To: st.address, World: world, Method: "echo", Timeout: 30 * time.Second, AskAfter: time.Millisecond,
-					Parts: []bus.Part{{Scope: bus.OneRank(0), Ranks: []int{0}, Body: body}},
+					Parts: []calls.Part{{Scope: calls.OneRank(0), Ranks: []int{0}, Body: body}},
 				})
 				if err != nil {
 					t.Error(err)
@@ -95,7 +96,7 @@ func testCallsAreNotMixedUp(t *testing.T, world int, fixture func(*testing.T, ..
 		}
 	})
 	group.Wait()
-	require.Eventually(t, func() bool { return w.idle(false) }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return w.idle(false) }, 2*time.Minute, time.Millisecond)
 	for _, ctx := range contexts {
 		require.ErrorIs(t, ctx.Err(), context.Canceled)
 		info, ok := Current(ctx)

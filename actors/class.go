@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"troupe/bus"
+	"troupe/bus/values"
 	"troupe/bus/wire"
 )
 
@@ -46,10 +47,10 @@ type (
 	AsyncHandler interface {
 		Begin(ctx context.Context, method string, body []byte, done func(body []byte, err error))
 	}
-	// MemoryProvider is an AsyncHandler with its own memory for bodies over bus.MaxInline. It owns and frees its
+	// MemoryProvider is an AsyncHandler with its own memory for bodies over values.MaxInline. It owns and frees its
 	// arguments; its results are freed when they are no longer read.
 	MemoryProvider interface {
-		Memory() bus.Memory
+		Memory() values.Memory
 	}
 	// ArgumentTaker is an AsyncHandler that takes the values of arguments that were references itself (TakeArguments). For other
 	// handlers they are put into the body.

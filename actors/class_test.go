@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus"
+	"troupe/bus/calls"
 	"troupe/bus/wire"
 )
 
@@ -104,12 +105,12 @@ func TestInvalidUntypedClass(t *testing.T) {
 func TestArguments(t *testing.T) {
 	st := newHostFixture(t, counterClass().Class)
 	st.start(WorkerSpec{})
-	named := func(method string, names []string, values ...int) bus.Answer {
+	named := func(method string, names []string, values ...int) calls.Answer {
 		a := wire.Args{Named: map[string]wire.Raw{}}
 		for i, n := range names {
 			a.Named[n] = wire.Raw{byte(values[i])}
 		}
-		g := st.send(bus.Call{Method: method, Parts: []bus.Part{{Scope: bus.OneRank(0), Ranks: []int{0}, Body: a.Append(nil, names)}}})
+		g := st.send(calls.Call{Method: method, Parts: []calls.Part{{Scope: calls.OneRank(0), Ranks: []int{0}, Body: a.Append(nil, names)}}})
 		<-g.Done()
 		return g.Answers()[0]
 	}
@@ -127,7 +128,7 @@ func TestArguments(t *testing.T) {
 	require.Nil(t, st.do("any", nil))
 	require.EqualValues(t, 20, st.do("args", 1, 2))
 	st.do("reset")
-	for _, a := range []bus.Answer{st.call("reset", 1), named("reset", []string{"x"}, 1)} {
+	for _, a := range []calls.Answer{st.call("reset", 1), named("reset", []string{"x"}, 1)} {
 		require.ErrorIs(t, a.Err, bus.ErrRefused)
 		require.ErrorContains(t, a.Err, "takes no argument")
 	}
@@ -147,7 +148,7 @@ func TestRanksDoNotShareArguments(t *testing.T) {
 	st.start(WorkerSpec{Rank: 1})
 	raw, err := wire.Marshal([]byte{1})
 	require.NoError(t, err)
-	g := st.send(bus.Call{Method: "bytes", Parts: []bus.Part{{Scope: bus.Everyone(), Ranks: []int{0, 1}, Body: wire.Args{Positional: []wire.Raw{raw}}.Append(nil, nil)}}})
+	g := st.send(calls.Call{Method: "bytes", Parts: []calls.Part{{Scope: calls.Everyone(), Ranks: []int{0, 1}, Body: wire.Args{Positional: []wire.Raw{raw}}.Append(nil, nil)}}})
 	<-g.Done()
 	for _, a := range g.Answers() {
 		require.NoError(t, a.Err)
@@ -171,9 +172,9 @@ func TestOpenClass(t *testing.T) {
 	}
 	st := newHostFixture(t, class)
 	w := st.start(WorkerSpec{})
-	g := st.send(bus.Call{Method: "block"})
+	g := st.send(calls.Call{Method: "block"})
 	<-b.beganCh
-	waits := st.send(bus.Call{Method: "other"})
+	waits := st.send(calls.Call{Method: "other"})
 	st.do("c_ping")
 	w.mu.Lock()
 	require.Equal(t, 1, w.queues[Serial].running)

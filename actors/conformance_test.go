@@ -12,6 +12,7 @@ import (
 	"troupe/actors"
 	"troupe/actors/actorstest"
 	"troupe/bus"
+	"troupe/bus/calls"
 	"troupe/bus/wire"
 )
 
@@ -55,7 +56,7 @@ func spawnOwn(t *testing.T, b *bus.Bus, role actorstest.Role) {
 
 // newHost makes a host that is closed at the end of the test, with running calls cancelled.
 func newHost(t testing.TB, b *bus.Bus, role actorstest.Role, classes []*actors.Class) *actors.Host {
-	ep, err := b.Endpoint(role.Address.Namespace)
+	ep, err := calls.Open(b, role.Address.Namespace)
 	require.NoError(t, err)
 	h, err := actors.NewHost(ep, actors.HostConfig{Classes: classes, HeartbeatEvery: role.HeartbeatEvery})
 	require.NoError(t, err)

@@ -7,6 +7,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/calls"
 	"troupe/bus/wire"
 )
 
@@ -25,7 +26,7 @@ func Example() {
 		log.Fatal(err)
 	}
 	defer b.Close()
-	endpoint, err := b.Endpoint("default")
+	endpoint, err := calls.Open(b, "default")
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -50,8 +51,8 @@ func Example() {
 
 	call := func(method string, arg any) {
 		raw, _ := wire.Marshal(arg)
-		gather, err := endpoint.Scatter(ctx, bus.Call{To: role, Method: method, World: 1, Parts: []bus.Part{
-			{Scope: bus.OneRank(0), Ranks: []int{0}, Body: wire.Args{Positional: []wire.Raw{raw}}.Append(nil, nil)},
+		gather, err := endpoint.Scatter(ctx, calls.Call{To: role, Method: method, World: 1, Parts: []calls.Part{
+			{Scope: calls.OneRank(0), Ranks: []int{0}, Body: wire.Args{Positional: []wire.Raw{raw}}.Append(nil, nil)},
 		}})
 		if err != nil {
 			log.Fatal(err)
@@ -123,7 +124,7 @@ func ExampleClass() {
 		log.Fatal(err)
 	}
 	defer b.Close()
-	endpoint, _ := b.Endpoint("default")
+	endpoint, _ := calls.Open(b, "default")
 	host, err := actors.NewHost(endpoint, actors.HostConfig{Classes: []*actors.Class{class}})
 	if err != nil {
 		log.Fatal(err)
@@ -135,8 +136,8 @@ func ExampleClass() {
 			log.Fatal(err)
 		}
 	}
-	gather, err := endpoint.Scatter(ctx, bus.Call{To: role, Method: "train_step", World: 2, Parts: []bus.Part{
-		{Scope: bus.Everyone(), Ranks: []int{0, 1}, Body: []byte("opaque")}, // one message for both ranks
+	gather, err := endpoint.Scatter(ctx, calls.Call{To: role, Method: "train_step", World: 2, Parts: []calls.Part{
+		{Scope: calls.Everyone(), Ranks: []int{0, 1}, Body: []byte("opaque")}, // one message for both ranks
 	}})
 	if err != nil {
 		log.Fatal(err)

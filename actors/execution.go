@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/calls"
+	"troupe/bus/values"
 )
 
 // takeBuffer returns an empty buffer for an answer, with room for its envelope.
@@ -16,13 +18,13 @@ func (w *Worker) takeBuffer() []byte {
 		w.buffers = w.buffers[:last]
 		return b
 	}
-	return make([]byte, bus.ReplyRoom, newBufferSize)
+	return make([]byte, calls.ReplyRoom, newBufferSize)
 }
 
 // releaseBuffer takes back a buffer that nothing refers to.
 func (w *Worker) releaseBuffer(b []byte) {
 	if cap(b) >= newBufferSize && cap(b) <= maxReusedBuffer && len(w.buffers) < maxBuffers {
-		w.buffers = append(w.buffers, b[:bus.ReplyRoom])
+		w.buffers = append(w.buffers, b[:calls.ReplyRoom])
 	}
 }
 
@@ -157,26 +159,46 @@ func (w *Worker) startAsync(s AsyncHandler, q *queue, c *call) *call {
 	// The later of two events continues the lane: Begin returns, or the call ends.
 	var claimed, second atomic.Bool
 	memory := c.binding.memory
-	done := func(body []byte, err error) {
-		if claimed.Swap(true) {
-			bus.FreeBody(memory, body)
-			return
-		}
-		c.ctx.end()
-		if err != nil {
-			bus.FreeBody(memory, body)
-			body, err = nil, w.asyncError(c, err)
-		}
+	end := func(body []byte, err error) {
 		next = w.finish(q, c, body, err)
 		if after := next; second.Swap(true) && after != nil {
 			w.continueLane(q, after)
 		}
+	}
+	done := func(body []byte, err error) {
+		if claimed.Swap(true) {
+			values.FreeBody(memory, body)
+			return
+		}
+		c.ctx.end()
+		if err != nil {
+			values.FreeBody(memory, body)
+			body, err = nil, w.asyncError(c, err)
+		}
+		if result := body; err == nil && c.header.Keep && w.host.ep.References().MustSpill(len(result)) {
+			bus.Go(func() { end(w.spill(c, result), nil) })
+			return
+		}
+		end(body, err)
 	}
 	w.callBegin(s, c, done)
 	if second.Swap(true) {
 		return next
 	}
 	return nil
+}
+
+// spill writes a result that is past the bound of kept values to disk; the answer is sent after that. If it cannot be written, it is not kept,
+// and its caller pulls it at once.
+func (w *Worker) spill(c *call, result []byte) []byte {
+	place, memory, err := w.host.ep.References().Spill(result)
+	if err != nil {
+		w.host.cfg.Logger.Warn("actors: a result is sent to its caller at once instead of being kept", "method", c.header.Method, "error", err)
+		return result
+	}
+	c.free(result)
+	c.spilled = memory
+	return place
 }
 
 // callBegin calls Begin. A panic becomes the call's error.

@@ -13,6 +13,7 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/bus/calls"
 	"troupe/bus/wire"
 )
 
@@ -34,7 +35,7 @@ func (l *callLog) note(ctx context.Context, _ []byte) ([]byte, error) {
 // every call succeeds, runs once on each rank, and runs in the order of its driver.
 func TestCallsSurviveAFaultyNetwork(t *testing.T) {
 	t.Parallel()
-	const world, drivers, calls = 3, 2, 60
+	const world, drivers, perDriver = 3, 2, 60
 	l := &callLog{ran: make([][]string, world)}
 	class := funcClass(methods{"note": l.note})
 	srv := bustest.StartServer(t, bustest.Options{})
@@ -56,13 +57,13 @@ func TestCallsSurviveAFaultyNetwork(t *testing.T) {
 	want := make([][]string, drivers)
 	var group sync.WaitGroup
 	for d := range drivers {
-		ep, err := open().Endpoint("test")
+		ep, err := calls.Open(open(), "test")
 		require.NoError(t, err)
 		group.Go(func() {
 			driver := &hostFixture{t: t, ep: ep, address: st.address, world: world}
-			var all []*bus.Gather
-			for i := range calls {
-				all = append(all, driver.send(bus.Call{Method: "note", AskAfter: 100 * time.Millisecond, Timeout: time.Minute, Parts: []bus.Part{{Scope: bus.Everyone(), Ranks: []int{0, 1, 2}}}}))
+			var all []*calls.Gather
+			for i := range perDriver {
+				all = append(all, driver.send(calls.Call{Method: "note", AskAfter: 100 * time.Millisecond, Timeout: time.Minute, Parts: []calls.Part{{Scope: calls.Everyone(), Ranks: []int{0, 1, 2}}}}))
 				want[d] = append(want[d], fmt.Sprint(ep.Session(), "/", i+1))
 			}
 			for _, g := range all {
@@ -87,7 +88,7 @@ func TestCallsSurviveAFaultyNetwork(t *testing.T) {
 			}
 			require.Equal(t, want[d], got, "rank %d, driver %d", rank, d)
 		}
-		require.Len(t, l.ran[rank], drivers*calls)
+		require.Len(t, l.ran[rank], drivers*perDriver)
 	}
 }
 

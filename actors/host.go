@@ -12,7 +12,9 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/calls"
 	"troupe/bus/recorder"
+	"troupe/bus/values"
 	"troupe/bus/wire"
 )
 
@@ -50,7 +52,7 @@ type HostConfig struct {
 // subject and copies locally. Two goroutines feed the workers, one with work in order of arrival, one with control
 // messages. Neither blocks, except that the first may run a call itself until another message arrives.
 type Host struct {
-	ep       *bus.Endpoint
+	ep       *calls.Endpoint
 	cfg      HostConfig
 	classes  map[string]*Class
 	endGrace time.Duration // defaultEndGrace, shorter in tests
@@ -97,7 +99,7 @@ type route struct {
 }
 
 // NewHost makes a host on the endpoint's connection. It runs until Close.
-func NewHost(ep *bus.Endpoint, cfg HostConfig) (*Host, error) {
+func NewHost(ep *calls.Endpoint, cfg HostConfig) (*Host, error) {
 	if cfg.Node == "" {
 		cfg.Node = "local"
 	}
@@ -133,7 +135,7 @@ func NewHost(ep *bus.Endpoint, cfg HostConfig) (*Host, error) {
 }
 
 // Endpoint makes calls from inside workers.
-func (h *Host) Endpoint() *bus.Endpoint { return h.ep }
+func (h *Host) Endpoint() *calls.Endpoint { return h.ep }
 
 // Owner is the value that the host was configured with.
 func (h *Host) Owner() any { return h.cfg.Owner }
@@ -306,7 +308,7 @@ func (h *Host) fetch(calls []*call) {
 	if len(calls) == 0 {
 		return
 	}
-	byRef := map[wire.Ref][]*call{}
+	byRef := map[wire.BodyRef][]*call{}
 	for _, c := range calls {
 		if len(c.header.Arguments) > 0 {
 			h.getArguments(c)
@@ -322,7 +324,7 @@ func (h *Host) fetch(calls []*call) {
 			ranks.Add(c.worker.spec.Rank)
 		}
 		memory := group[0].binding.memory
-		h.ep.Fetch(ref, group[0].header.Location, bus.Receiver{Ranks: ranks, Memory: memory, Alone: group[0].header.ForHost == wire.ForItself}, func(body []byte, err error) {
+		h.ep.Values().Fetch(ref, group[0].header.Location, values.Receiver{Ranks: ranks, Memory: memory, Alone: group[0].header.ForHost == wire.ForItself}, func(body []byte, err error) {
 			for _, c := range group[1:] {
 				other := body
 				if memory != nil { // each call owns its own copy

@@ -11,6 +11,7 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/bus/calls"
 	"troupe/bus/wire"
 )
 
@@ -18,7 +19,7 @@ import (
 type hostFixture struct {
 	t       *testing.T
 	host    *Host
-	ep      *bus.Endpoint // the driver's
+	ep      *calls.Endpoint // the driver's
 	address bus.Address
 	world   int
 }
@@ -47,14 +48,14 @@ func newHostFixtureOn(t *testing.T, b *bus.Bus, cfg HostConfig) *hostFixture {
 	require.NoError(t, err)
 	st := &hostFixture{t: t, address: address, world: 1, host: addHost(t, b, cfg)}
 	st.host.endGrace = 300 * time.Millisecond
-	st.ep, err = b.Endpoint("test")
+	st.ep, err = calls.Open(b, "test")
 	require.NoError(t, err)
 	return st
 }
 
 func addHost(t *testing.T, b *bus.Bus, cfg HostConfig) *Host {
 	t.Helper()
-	ep, err := b.Endpoint("test")
+	ep, err := calls.Open(b, "test")
 	require.NoError(t, err)
 	cfg.Node = "here"
 	h, err := NewHost(ep, cfg)
@@ -84,7 +85,7 @@ func (st *hostFixture) spec(spec WorkerSpec) WorkerSpec {
 	return spec
 }
 
-func (st *hostFixture) send(c bus.Call, args ...any) *bus.Gather {
+func (st *hostFixture) send(c calls.Call, args ...any) *calls.Gather {
 	st.t.Helper()
 	var a wire.Args
 	for _, v := range args {
@@ -94,7 +95,7 @@ func (st *hostFixture) send(c bus.Call, args ...any) *bus.Gather {
 	}
 	c.To, c.World = st.address, st.world
 	if c.Parts == nil {
-		c.Parts = []bus.Part{{Scope: bus.OneRank(0), Ranks: []int{0}, Body: a.Append(nil, nil)}}
+		c.Parts = []calls.Part{{Scope: calls.OneRank(0), Ranks: []int{0}, Body: a.Append(nil, nil)}}
 	}
 	if c.Timeout == 0 {
 		c.Timeout = 30 * time.Second
@@ -105,9 +106,9 @@ func (st *hostFixture) send(c bus.Call, args ...any) *bus.Gather {
 }
 
 // call calls rank 0 and waits for the answer.
-func (st *hostFixture) call(method string, args ...any) bus.Answer {
+func (st *hostFixture) call(method string, args ...any) calls.Answer {
 	st.t.Helper()
-	g := st.send(bus.Call{Method: method}, args...)
+	g := st.send(calls.Call{Method: method}, args...)
 	<-g.Done()
 	return g.Answers()[0]
 }

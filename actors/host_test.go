@@ -13,6 +13,7 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/bus/calls"
 	"troupe/bus/wire"
 )
 
@@ -124,7 +125,7 @@ func TestNoCallIsLostWhileWorkersStartAndStop(t *testing.T) {
 		}
 	})
 	for range 500 {
-		g := st.send(bus.Call{Method: "ok", AskAfter: time.Minute, Need: 1, Parts: []bus.Part{{Scope: bus.Everyone(), Ranks: []int{0, 1}}}})
+		g := st.send(calls.Call{Method: "ok", AskAfter: time.Minute, Need: 1, Parts: []calls.Part{{Scope: calls.Everyone(), Ranks: []int{0, 1}}}})
 		<-g.Done()
 	}
 	close(overCh)
@@ -143,10 +144,10 @@ func TestCurrent(t *testing.T) {
 		return []byte{0xc0}, nil
 	}}))
 	st.start(WorkerSpec{})
-	st.send(bus.Call{Method: "before"})
+	st.send(calls.Call{Method: "before"})
 	<-before.beganCh
-	g := st.send(bus.Call{Method: "look", AskAfter: time.Millisecond, Meta: []byte{7}, Trace: "00-1-2-3", Parts: []bus.Part{{Scope: bus.OneRank(0), Ranks: []int{0}, NoData: true}}})
-	require.Eventually(t, func() bool { return g.Progress()[0].State == wire.StateQueued }, 10*time.Second, time.Millisecond)
+	g := st.send(calls.Call{Method: "look", AskAfter: time.Millisecond, Meta: []byte{7}, Trace: "00-1-2-3", Parts: []calls.Part{{Scope: calls.OneRank(0), Ranks: []int{0}, NoData: true}}})
+	require.Eventually(t, func() bool { return g.Progress()[0].State == wire.StateQueued }, 2*time.Minute, time.Millisecond)
 	close(before.releaseCh)
 	<-g.Done()
 	require.NoError(t, g.Answers()[0].Err)
@@ -165,7 +166,7 @@ func TestWorkerCallsWorker(t *testing.T) {
 		"c_leaf": returnNil,
 		"forward": func(ctx context.Context, _ []byte) ([]byte, error) {
 			info, _ := Current(ctx)
-			g, err := info.Host.Endpoint().Scatter(ctx, bus.Call{To: info.Role, Method: "c_leaf", World: 2, Parts: []bus.Part{{Scope: bus.Everyone(), Ranks: []int{0, 1}}}})
+			g, err := info.Host.Endpoint().Scatter(ctx, calls.Call{To: info.Role, Method: "c_leaf", World: 2, Parts: []calls.Part{{Scope: calls.Everyone(), Ranks: []int{0, 1}}}})
 			if err != nil {
 				return nil, err
 			}
@@ -201,7 +202,7 @@ func TestConfigureNamedObject(t *testing.T) {
 	st.do(VerbCreate, CreateRequest{Name: "third", Class: "funcs"})
 	configure := func(object string, v int) error {
 		body := wire.Args{Positional: []wire.Raw{{byte(v)}}}.Append(nil, nil)
-		g := st.send(bus.Call{Method: VerbConfigure, Object: object, Parts: []bus.Part{{Scope: bus.OneRank(0), Ranks: []int{0}, Body: body}}})
+		g := st.send(calls.Call{Method: VerbConfigure, Object: object, Parts: []calls.Part{{Scope: calls.OneRank(0), Ranks: []int{0}, Body: body}}})
 		<-g.Done()
 		return g.Answers()[0].Err
 	}
@@ -221,17 +222,17 @@ func TestObjectsShareLanes(t *testing.T) {
 	st := newHostFixture(t, wide, narrow)
 	w := st.start(WorkerSpec{})
 	st.do(VerbCreate, CreateRequest{Name: "n", Class: "narrow"})
-	var calls []*bus.Gather
+	var gathers []*calls.Gather
 	for range 3 {
-		calls = append(calls, st.send(bus.Call{Method: "c_block"}), st.send(bus.Call{Method: "c_block", Object: "n"}))
+		gathers = append(gathers, st.send(calls.Call{Method: "c_block"}), st.send(calls.Call{Method: "c_block", Object: "n"}))
 	}
-	calls = append(calls, st.send(bus.Call{Method: "block", Object: "n"}))
+	gathers = append(gathers, st.send(calls.Call{Method: "block", Object: "n"}))
 	for range 5 {
 		<-b.beganCh
 	}
-	calls = append(calls, st.send(bus.Call{Method: "block"})) // queued behind the other object's call
+	gathers = append(gathers, st.send(calls.Call{Method: "block"})) // queued behind the other object's call
 	close(b.releaseCh)
-	for _, g := range calls {
+	for _, g := range gathers {
 		<-g.Done()
 		require.NoError(t, g.Answers()[0].Err)
 	}
@@ -286,7 +287,7 @@ func BenchmarkStopWorkers(b *testing.B) {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			for b.Loop() {
 				b.StopTimer()
-				ep, err := bustest.Open(b).Endpoint("test")
+				ep, err := calls.Open(bustest.Open(b), "test")
 				require.NoError(b, err)
 				address, err := bus.NewAddress("test", "role", "i1")
 				require.NoError(b, err)

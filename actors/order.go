@@ -4,12 +4,13 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/calls"
 	"troupe/bus/wire"
 )
 
 // callOrder is the order of the calls from one source, a caller or a sequencer, to one rank.
 type callOrder struct {
-	bus.ReorderBuffer[*earlyCall]
+	calls.ReorderBuffer[*earlyCall]
 	askedAt  time.Time
 	lastSeen time.Time
 }

@@ -11,6 +11,7 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/bus/calls"
 )
 
 // barrierClass has a method that is a barrier over all ranks, like an all-reduce.
@@ -57,7 +58,7 @@ func TestOrderedRole(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			const world, calls = 4, 30
+			const world, perDriver = 4, 30
 			c := &barrierClass{world: world, calls: map[string]*barrier{}, order: make([][]string, world)}
 			class := funcClass(methods{"meet": c.meet})
 			srv := bustest.StartServer(t, bustest.Options{})
@@ -75,13 +76,13 @@ func TestOrderedRole(t *testing.T) {
 			}
 			var group sync.WaitGroup
 			for range 2 {
-				ep, err := open().Endpoint("test")
+				ep, err := calls.Open(open(), "test")
 				require.NoError(t, err)
 				group.Go(func() {
 					driver := &hostFixture{t: t, ep: ep, address: st.address, world: world}
-					var all []*bus.Gather
-					for range calls {
-						all = append(all, driver.send(bus.Call{Method: "meet", Ordered: true, AskAfter: 100 * time.Millisecond, Timeout: time.Minute, Parts: []bus.Part{{Scope: bus.Everyone(), Ranks: []int{0, 1, 2, 3}}}}))
+					var all []*calls.Gather
+					for range perDriver {
+						all = append(all, driver.send(calls.Call{Method: "meet", Ordered: true, AskAfter: 100 * time.Millisecond, Timeout: time.Minute, Parts: []calls.Part{{Scope: calls.Everyone(), Ranks: []int{0, 1, 2, 3}}}}))
 					}
 					for _, g := range all {
 						<-g.Done()
@@ -94,7 +95,7 @@ func TestOrderedRole(t *testing.T) {
 			group.Wait()
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			require.Len(t, c.order[0], 2*calls)
+			require.Len(t, c.order[0], 2*perDriver)
 			for rank := range world {
 				require.Equal(t, c.order[0], c.order[rank], "rank %d", rank)
 			}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/values"
 	"troupe/bus/wire"
 )
 
@@ -23,7 +24,7 @@ type receiver struct {
 	here   job       // a call of the last message, for this goroutine to run
 
 	// The workers of the last message's subject; the next message mostly has the same one.
-	sub           *bus.Subscription
+	subject       string
 	routesVersion uint64
 	workers       []*Worker
 }
@@ -123,7 +124,7 @@ func (h *Host) closeReceivers() {
 func (r *receiver) handle(m *bus.Msg) {
 	h, f := r.host, &r.next.frame
 	if err := r.reader.ParseInto(f, m.Data); err != nil {
-		h.cfg.Logger.Warn("actors: malformed message", "subject", m.Subject, "error", err)
+		h.ep.Bus().Malformed("a message on "+m.Subject, err)
 		if errors.Is(err, bus.ErrVersion) {
 			h.ep.AnswerVersion(m.Reply)
 		}
@@ -135,7 +136,7 @@ func (r *receiver) handle(m *bus.Msg) {
 		r.call(m, now)
 		return
 	case wire.KindChunk:
-		h.ep.Chunk(f)
+		h.ep.Values().Chunk(f)
 	case wire.KindAsk:
 		r.each(m, f, func(w *Worker) { w.statusAsked(&f.Header, now) })
 	case wire.KindCancel:
@@ -145,15 +146,15 @@ func (r *receiver) handle(m *bus.Msg) {
 	case wire.KindSkip:
 		r.each(m, f, func(w *Worker) { h.fetch(w.skip(&f.Header)) })
 	default:
-		h.cfg.Logger.Warn("actors: unknown frame kind", "subject", m.Subject, "kind", f.Kind.String())
+		h.ep.Bus().Malformed("a message on "+m.Subject, bus.Errorf(bus.CodeMalformed, "unknown %s", f.Kind))
 	}
 	f.Body = nil
 }
 
 // workersOn returns the workers that listen on the message's subject.
 func (r *receiver) workersOn(m *bus.Msg) []*Worker {
-	if version := r.host.routesVersion.Load(); r.sub == nil || r.sub != m.Sub || r.routesVersion != version {
-		r.sub, r.routesVersion, r.workers = m.Sub, version, r.host.workersOn(m.Subject)
+	if version := r.host.routesVersion.Load(); r.workers == nil || r.subject != m.Subject || r.routesVersion != version {
+		r.subject, r.routesVersion, r.workers = m.Subject, version, r.host.workersOn(m.Subject)
 	}
 	return r.workers
 }
@@ -172,7 +173,7 @@ func (r *receiver) call(m *bus.Msg, now time.Time) {
 	r.next = deliveries.Get().(*delivery)
 	h, body := &d.frame.Header, d.frame.Body
 	d.frame.Body = nil // the calls hold the body until they have run
-	r.host.ep.CountReceived(bus.PathInline, int64(len(body)))
+	r.host.ep.Values().CountReceived(values.PathInline, int64(len(body)))
 	if len(body) > maxSharedBody {
 		detach(h)
 	}

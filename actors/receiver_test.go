@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus"
+	"troupe/bus/calls"
 )
 
 // newSelfRunning is a fixture with the one worker in its process of a role of two, whose receiver runs calls itself. It adds a method nop.
@@ -18,7 +19,7 @@ func newSelfRunning(t *testing.T, m methods) *hostFixture {
 	st.world = 2
 	st.start(WorkerSpec{})
 	st.do("nop")
-	require.Eventually(t, st.host.relievable.Load, 10*time.Second, time.Millisecond, "the connection's reader calls relieve")
+	require.Eventually(t, st.host.relievable.Load, 2*time.Minute, time.Millisecond, "the connection's reader calls relieve")
 	return st
 }
 
@@ -42,9 +43,9 @@ func TestReceiverIsRelieved(t *testing.T) {
 	b := newBlocking()
 	st := newSelfRunning(t, methods{"block": b.method, "c_nop": returnNil})
 	for range 20 {
-		first := st.send(bus.Call{Method: "block"})
+		first := st.send(calls.Call{Method: "block"})
 		<-b.beganCh
-		second := st.send(bus.Call{Method: "nop"})
+		second := st.send(calls.Call{Method: "nop"})
 		st.do("c_nop")
 		require.Equal(t, 2, st.ep.Pending(), "the serial lane is busy")
 		b.releaseCh <- struct{}{}
@@ -70,7 +71,7 @@ func TestReceiverSurvivesGoexit(t *testing.T) {
 	for range 5 {
 		require.Equal(t, bus.CodePanic, st.fails("exit").Code)
 		st.do("nop")
-		late := st.send(bus.Call{Method: "late"}) // its receiver is relieved first
+		late := st.send(calls.Call{Method: "late"}) // its receiver is relieved first
 		<-b.beganCh
 		st.do("c_nop")
 		b.releaseCh <- struct{}{}

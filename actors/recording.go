@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/calls"
 	"troupe/bus/recorder"
 )
 
@@ -84,7 +85,7 @@ func (h *Host) flushRecords() {
 
 // timeline is the verb. Records that belong to the process are those of its first worker of the role, so that each of them is
 // answered once.
-func (w *Worker) timeline(_ context.Context, r bus.TimelineRequest) (recorder.Snapshot, error) {
+func (w *Worker) timeline(_ context.Context, r calls.TimelineRequest) (recorder.Snapshot, error) {
 	if r.Last < 0 || r.MaxBytes < 0 {
 		return recorder.Snapshot{}, bus.Errorf(bus.CodeInvalid, "last %s and max_bytes %d must not be negative", r.Last, r.MaxBytes)
 	}

@@ -6,8 +6,18 @@ import (
 	"troupe/bus/recorder"
 )
 
-// LatencyBounds are the upper bounds of the buckets of a MethodStats, in seconds. Longer calls are in the last bucket.
-var LatencyBounds = [...]float64{0.0001, 0.001, 0.01, 0.1, 1, 10, 100, 1000}
+// LatencyBounds are the upper bounds of the buckets of a MethodStats, in seconds: five in each decade, so that an estimate
+// within a bucket is wrong by a factor of 1.6 at most. Longer calls are in the last bucket.
+var LatencyBounds = [...]float64{
+	0.0001, 0.00016, 0.00025, 0.0004, 0.00063,
+	0.001, 0.0016, 0.0025, 0.004, 0.0063,
+	0.01, 0.016, 0.025, 0.04, 0.063,
+	0.1, 0.16, 0.25, 0.4, 0.63,
+	1, 1.6, 2.5, 4, 6.3,
+	10, 16, 25, 40, 63,
+	100, 160, 250, 400, 630,
+	1000,
+}
 
 // MethodStats counts the calls of one method that a worker has finished since it started.
 type MethodStats struct {
@@ -15,7 +25,7 @@ type MethodStats struct {
 	Calls   uint64                         `msgpack:"n" json:"calls"`
 	Errors  uint64                         `msgpack:"e,omitempty" json:"errors"` // of the calls
 	Seconds float64                        `msgpack:"s" json:"seconds"`          // the sum of their run times
-	Buckets [len(LatencyBounds) + 1]uint64 `msgpack:"b" json:"buckets"`          // calls by run time
+	Buckets [len(LatencyBounds) + 1]uint64 `msgpack:"h" json:"buckets"`          // calls by run time
 }
 
 // maxMethods bounds the methods that a worker counts one by one. Further ones are counted together under otherMethods.

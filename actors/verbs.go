@@ -19,7 +19,7 @@ import (
 const (
 	VerbHealth    = "@health"    // nil → Health
 	VerbInfo      = "@info"      // nil → Info
-	VerbTimeline  = "@timeline"  // bus.TimelineRequest → recorder.Snapshot: what the flight recorder has of the worker
+	VerbTimeline  = "@timeline"  // calls.TimelineRequest → recorder.Snapshot: what the flight recorder has of the worker
 	VerbProbe     = "@probe"     // nil → nil: proves that the worker listens on the subject
 	VerbConfigure = "@configure" // any value → nil
 	VerbSetEnv    = "@set_env"   // map of strings → nil

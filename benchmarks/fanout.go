@@ -3,12 +3,14 @@ package benchmarks
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"runtime"
 	"slices"
 	"time"
 
+	"troupe/actors"
 	"troupe/bus"
 	"troupe/dispatch"
 	"troupe/roles"
@@ -220,4 +222,29 @@ func echoCall(cluster *roles.Cluster, n int, arg []byte) func(context.Context) e
 		}
 		return nil
 	}
+}
+
+// echoCluster is a role of n workers that answer with their argument, in this process.
+func echoCluster(ctx context.Context, cfg bus.Config, n int, layout string) (cluster *roles.Cluster, stop func(), err error) {
+	cfg.Name = "bench-workers"
+	workers, err := bus.Open(ctx, cfg)
+	if err != nil {
+		return nil, nil, err
+	}
+	cfg.Name = "bench-driver"
+	local := roles.NewLocal(workers, []*actors.Class{EchoClass()})
+	rt, err := roles.Open(ctx, roles.Config{BusConfig: cfg, Namespace: "bench", Local: local})
+	if err != nil {
+		return nil, nil, errors.Join(err, workers.Close())
+	}
+	stop = func() {
+		_ = rt.Close(ctx)
+		_ = local.Close(ctx)
+		_ = workers.Close()
+	}
+	if cluster, err = rt.Create(ctx, roles.Spec{Name: "echo", Class: echoClass, World: n, OwnConnections: layout == Own}); err != nil {
+		stop()
+		return nil, nil, err
+	}
+	return cluster, stop, nil
 }

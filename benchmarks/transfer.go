@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"runtime"
+	"slices"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -12,6 +13,8 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"troupe/bus"
+	"troupe/bus/calls"
+	"troupe/bus/values"
 	"troupe/bus/wire"
 )
 
@@ -118,7 +121,7 @@ func cpuSeconds() float64 {
 	return time.Duration(use.Utime.Nano() + use.Stime.Nano()).Seconds()
 }
 
-// oneBuffer is a bus.Memory that has the same pages for each body, as workers' memory does.
+// oneBuffer is a values.Memory that has the same pages for each body, as workers' memory does.
 type oneBuffer struct{ free chan []byte }
 
 func (m oneBuffer) Make(n int) []byte {
@@ -139,7 +142,7 @@ func (m oneBuffer) Free(body []byte) {
 
 // troupeTransfer gets a value of another session.
 func troupeTransfer(ctx context.Context, url string, body []byte) (do func(context.Context) error, stop func(), err error) {
-	var eps [2]*bus.Endpoint
+	var eps [2]*calls.Endpoint
 	var buses []*bus.Bus
 	stop = func() {
 		for _, b := range buses {
@@ -153,7 +156,7 @@ func troupeTransfer(ctx context.Context, url string, body []byte) (do func(conte
 			return nil, nil, err
 		}
 		buses = append(buses, b)
-		if eps[i], err = b.Endpoint("bench"); err != nil {
+		if eps[i], err = calls.Open(b, "bench"); err != nil {
 			stop()
 			return nil, nil, err
 		}
@@ -179,13 +182,13 @@ func troupeTransfer(ctx context.Context, url string, body []byte) (do func(conte
 	}, stop, nil
 }
 
-func getValue(ctx context.Context, ep *bus.Endpoint, ref wire.Reference, memory bus.Memory) ([]byte, error) {
+func getValue(ctx context.Context, ep *calls.Endpoint, ref wire.Reference, memory values.Memory) ([]byte, error) {
 	type outcome struct {
 		body []byte
 		err  error
 	}
 	ch := make(chan outcome, 1)
-	cancel := ep.References().Get(ref, memory, func(v bus.Value, err error) { ch <- outcome{v.Body, err} })
+	cancel := ep.References().Get(ref, memory, func(v values.Value, err error) { ch <- outcome{v.Body, err} })
 	select {
 	case o := <-ch:
 		return o.body, o.err
@@ -259,4 +262,9 @@ func floorTransfer(url string, body []byte) (do func(context.Context) error, sto
 		}
 		return until(ctx, int64(len(body)))
 	}, stop, nil
+}
+
+func median(values []float64) float64 {
+	slices.Sort(values)
+	return (values[(len(values)-1)/2] + values[len(values)/2]) / 2
 }

@@ -28,7 +28,7 @@ type answering struct {
 // it does not answer, and before its first answer. What others failed to say while the server did not answer is no proof against
 // them.
 func (b *Bus) Answering() (since, last time.Time) {
-	b.answering.once.Do(func() { Go(b.checkAnswers) })
+	b.startAnswering()
 	return b.answering.read(time.Now(), b.reconnects(), b.Connected())
 }
 
@@ -50,22 +50,46 @@ func (b *Bus) AnsweredSince(moment time.Time) bool {
 
 func (b *Bus) reconnects() uint64 { return b.link.connects.Load() }
 
+func (b *Bus) startAnswering() { b.answering.once.Do(func() { Go(b.checkAnswers) }) }
+
 // checkAnswers makes round trips to the server until the bus is closed.
 func (b *Bus) checkAnswers() {
-	every := time.NewTicker(answerEvery)
-	defer every.Stop()
 	for {
-		ctx, cancel := context.WithTimeout(context.Background(), answerLimit)
 		reconnects, asked := b.reconnects(), time.Now()
-		if b.Flush(ctx) == nil {
+		if b.roundTrip() {
 			b.answering.answered(asked, time.Now(), reconnects)
 		}
-		cancel()
+		every := answerEvery
+		if b.several.Load() {
+			every = hangCheck
+		}
+		next := time.NewTimer(time.Until(asked.Add(every)))
 		select {
 		case <-b.Done():
+			next.Stop()
 			return
-		case <-every.C:
+		case <-next.C:
 		case <-b.answering.askCh:
+			next.Stop()
+		}
+	}
+}
+
+// roundTrip reports whether the server answered in time.
+func (b *Bus) roundTrip() bool {
+	ctx, cancel := context.WithTimeout(context.Background(), answerLimit)
+	defer cancel()
+	answeredCh := make(chan bool, 1)
+	Go(func() { answeredCh <- b.Flush(ctx) == nil })
+	for {
+		late := time.NewTimer(hangAfter)
+		began := time.Now()
+		select {
+		case answered := <-answeredCh:
+			late.Stop()
+			return answered
+		case <-late.C:
+			b.cutIfSilent(time.Since(began) - hangAfter)
 		}
 	}
 }

@@ -12,26 +12,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-
-	"troupe/internal/ab"
 )
-
-// dialer makes the batching connections of a bus.
-type dialer struct {
-	net.Dialer
-	bus *Bus
-}
-
-func (d *dialer) Dial(network, address string) (net.Conn, error) {
-	c, err := d.Dialer.Dial(network, address)
-	if err != nil {
-		return nil, err
-	}
-	w := newBatchConn(c)
-	w.beforeRead = &d.bus.beforeRead
-	d.bus.dialled.Store(w)
-	return w, nil
-}
 
 const (
 	lazyDelay   = 100 * time.Microsecond // delay of a lazy flush, to collect more messages
@@ -101,7 +82,7 @@ func (w *batchConn) Read(p []byte) (int, error) {
 	return w.Conn.Read(p)
 }
 
-// Write is called by NATS, with the lock of its connection held: a server that hangs must not hold up everybody who needs that lock.
+// Write is called by NATS, with the lock of its connection held: a server that hangs must not hold up the other goroutines that need that lock.
 // So it returns when the bytes are written or buffered, and waits only beyond natsMost.
 func (w *batchConn) Write(p []byte) (int, error) {
 	w.mu.Lock()
@@ -383,8 +364,6 @@ func (w *batchConn) SetDeadline(t time.Time) error {
 	return w.Conn.SetDeadline(t)
 }
 
-var batchWrites = ab.On(ab.BatchWrites)
-
 // WriteBatch buffers the messages published on a connection until Flush, so that one write sends them.
 type WriteBatch struct{ w *batchConn }
 
@@ -434,11 +413,14 @@ func (b *Bus) adopt(nc *nats.Conn) {
 
 // publish sends one message. Bytes in NATS's own buffer go first: they may contain the subscription for an answer.
 func (b *Bus) publish(subject, reply string, data []byte) error {
+	if err := CheckSubject(subject, reply); err != nil {
+		return err
+	}
 	if !b.Connected() {
 		return b.downError("publish")
 	}
 	if w := b.wire.Load(); w != nil && len(data) <= b.MaxPayload() {
-		if n, err := b.nc.Buffered(); n == 0 && err == nil {
+		if n, err := b.Conn().Buffered(); n == 0 && err == nil {
 			if done, err := w.publish(subject, reply, data); done {
 				return err
 			}
@@ -446,18 +428,21 @@ func (b *Bus) publish(subject, reply string, data []byte) error {
 	}
 	var err error
 	if reply == "" {
-		err = b.nc.Publish(subject, data)
+		err = b.Conn().Publish(subject, data)
 	} else {
-		err = b.nc.PublishRequest(subject, reply, data)
+		err = b.Conn().PublishRequest(subject, reply, data)
 	}
 	if err != nil {
-		return natsError("publish", err)
+		return b.natsError("publish", err)
 	}
 	return nil
 }
 
 // publishBody sends one message, whose data are head and body. Where the bus may write to the socket, body is not copied.
 func (b *Bus) publishBody(subject string, head, body []byte) error {
+	if err := CheckSubject(subject, ""); err != nil {
+		return err
+	}
 	if !b.Connected() {
 		return b.downError("publish")
 	}

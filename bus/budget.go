@@ -5,26 +5,27 @@ import (
 	"sync"
 )
 
-// budget is the byte budget of one receiving connection. Downloads reserve bytes before they start. Reservations are
+// Budget is the byte budget of one receiving connection. Downloads reserve bytes before they start. Reservations are
 // granted in order, so that none starves. A reservation larger than the whole budget gets all of it.
-type budget struct {
+type Budget struct {
 	mu    sync.Mutex
 	total int64
 	free  int64
-	queue []*admission // oldest first
+	queue []*Admission // oldest first
 }
 
-// admission is one reservation.
-type admission struct {
+// Admission is one reservation.
+type Admission struct {
 	n     int64
 	grant func() // called once, without locks, from the goroutine that released the bytes
 }
 
-func newBudget(total int64) *budget { return &budget{total: total, free: total} }
+// NewBudget makes a budget of so many bytes.
+func NewBudget(total int64) *Budget { return &Budget{total: total, free: total} }
 
-// acquire reserves n bytes and calls grant when they are available, perhaps before it returns.
-func (b *budget) acquire(n int64, grant func()) *admission {
-	a := &admission{n: min(n, b.total), grant: grant}
+// Acquire reserves n bytes and calls grant when they are available, perhaps before it returns.
+func (b *Budget) Acquire(n int64, grant func()) *Admission {
+	a := &Admission{n: min(n, b.total), grant: grant}
 	b.mu.Lock()
 	b.queue = append(b.queue, a)
 	b.mu.Unlock()
@@ -32,17 +33,17 @@ func (b *budget) acquire(n int64, grant func()) *admission {
 	return a
 }
 
-// release returns the bytes of a. It must be called once for each admission that was granted.
-func (b *budget) release(a *admission) {
+// Release returns the bytes of a. It must be called once for each admission that was granted.
+func (b *Budget) Release(a *Admission) {
 	b.mu.Lock()
 	b.free += a.n
 	b.mu.Unlock()
 	b.serve()
 }
 
-// cancel removes a waiting admission from the queue. It reports false if a was granted already; then it must be
+// Cancel removes a waiting admission from the queue. It reports false if a was granted already; then it must be
 // released.
-func (b *budget) cancel(a *admission) bool {
+func (b *Budget) Cancel(a *Admission) bool {
 	b.mu.Lock()
 	i := slices.Index(b.queue, a)
 	if i >= 0 {
@@ -55,7 +56,7 @@ func (b *budget) cancel(a *admission) bool {
 	return i >= 0
 }
 
-func (b *budget) serve() {
+func (b *Budget) serve() {
 	for {
 		b.mu.Lock()
 		if len(b.queue) == 0 || b.queue[0].n > b.free {

@@ -3,7 +3,6 @@ package bus
 import (
 	"runtime"
 	"testing"
-	"unsafe"
 	"weak"
 
 	"github.com/stretchr/testify/require"
@@ -15,8 +14,8 @@ import (
 func TestBudgetIsNeverOverdrawn(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const total = 100
-		b := newBudget(total)
-		var waiting, granted []*admission
+		b := NewBudget(total)
+		var waiting, granted []*Admission
 		var asked, given []int
 		out := int64(0)
 		settle := func(n int) func() { return func() { given = append(given, n) } }
@@ -31,14 +30,14 @@ func TestBudgetIsNeverOverdrawn(t *testing.T) {
 			"acquire": func(t *rapid.T) {
 				next++
 				asked = append(asked, next)
-				waiting = append(waiting, b.acquire(rapid.Int64Range(0, 150).Draw(t, "n"), settle(next)))
+				waiting = append(waiting, b.Acquire(rapid.Int64Range(0, 150).Draw(t, "n"), settle(next)))
 				move()
 			},
 			"release": func(t *rapid.T) {
 				if len(granted) > 0 {
 					i := rapid.IntRange(0, len(granted)-1).Draw(t, "which")
 					out -= granted[i].n
-					b.release(granted[i])
+					b.Release(granted[i])
 					granted = append(granted[:i], granted[i+1:]...)
 					move()
 				}
@@ -46,7 +45,7 @@ func TestBudgetIsNeverOverdrawn(t *testing.T) {
 			"cancel": func(t *rapid.T) {
 				if len(waiting) > 0 {
 					i := rapid.IntRange(0, len(waiting)-1).Draw(t, "which")
-					require.True(t, b.cancel(waiting[i]))
+					require.True(t, b.Cancel(waiting[i]))
 					waiting, asked = append(waiting[:i], waiting[i+1:]...), append(asked[:i], asked[i+1:]...)
 					move()
 				}
@@ -61,7 +60,7 @@ func TestBudgetIsNeverOverdrawn(t *testing.T) {
 			},
 		})
 		for _, a := range granted {
-			require.False(t, b.cancel(a), "granted is granted")
+			require.False(t, b.Cancel(a), "granted is granted")
 		}
 	})
 }
@@ -76,17 +75,17 @@ func containsOrder(given []int, n int) bool {
 }
 
 func TestGrantMayRelease(t *testing.T) {
-	b := newBudget(10)
+	b := NewBudget(10)
 	var order []int
-	first := b.acquire(10, func() { order = append(order, 1) })
+	first := b.Acquire(10, func() { order = append(order, 1) })
 	for i := 2; i < 100; i++ {
-		var a *admission
-		a = b.acquire(10, func() {
+		var a *Admission
+		a = b.Acquire(10, func() {
 			order = append(order, i)
-			b.release(a) // while it is being given
+			b.Release(a) // while it is being given
 		})
 	}
-	b.release(first)
+	b.Release(first)
 	require.Len(t, order, 99)
 	require.IsIncreasing(t, order)
 	require.EqualValues(t, 10, b.free)
@@ -94,25 +93,20 @@ func TestGrantMayRelease(t *testing.T) {
 
 // A released reservation keeps no reference to its owner, which is a whole body.
 func TestBudgetForgets(t *testing.T) {
-	b := newBudget(10)
+	b := NewBudget(10)
 	var had []weak.Pointer[[1 << 20]byte]
-	hold := func() *admission {
+	hold := func() *Admission {
 		body := new([1 << 20]byte)
 		had = append(had, weak.Make(body))
-		return b.acquire(10, func() { body[0] = 1 })
+		return b.Acquire(10, func() { body[0] = 1 })
 	}
 	first, second, third := hold(), hold(), hold()
-	require.True(t, b.cancel(second))
-	b.release(first)
-	b.release(third)
+	require.True(t, b.Cancel(second))
+	b.Release(first)
+	b.Release(third)
 	runtime.GC()
 	for i, body := range had {
 		require.True(t, body.Value() == nil, "body %d is kept", i)
 	}
 	runtime.KeepAlive(b)
-}
-
-// The size of a slot is bounded, because every rank of every call has one.
-func TestSlotSize(t *testing.T) {
-	require.LessOrEqual(t, unsafe.Sizeof(slot{}), uintptr(96))
 }

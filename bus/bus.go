@@ -11,15 +11,16 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
+	"math/bits"
 	"math/rand/v2"
-	"net"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
 
-	"troupe/bus/recorder/otlp"
 	"troupe/bus/wire"
 
 	"github.com/nats-io/nats.go"
@@ -29,27 +30,42 @@ import (
 // Bus is one connection to NATS, with the embedded server behind it if there is one. It is safe for concurrent use.
 type Bus struct {
 	cfg    Config
-	nc     *nats.Conn
-	js     jetstream.JetStream
-	srv    *embedded // nil for an external server
-	owned  bool      // Close closes nc
-	budget *budget   // bytes of large bodies in flight to this connection
+	conn   atomic.Pointer[conn] // the current connection, see reopen
+	srv    *embedded            // nil for an external server
+	owned  bool                 // Close closes the connection
+	budget *Budget              // bytes of large bodies in flight to this connection
 
 	link        link
 	answering   answering
 	asyncErrors atomic.Uint64
+	malformed   atomic.Uint64
 	dropped     *atomic.Uint64            // slow consumer events, shared with the connections that Dial makes
 	dialled     atomic.Pointer[batchConn] // the newest socket
 	wire        atomic.Pointer[batchConn] // the same, while the bus may write to it directly
 	beforeRead  atomic.Pointer[func()]    // see BeforeRead
 
-	mu        sync.Mutex
-	endpoints map[*Endpoint]struct{}
-	closed    bool
-	refusals  refusals
+	serverConn   atomic.Pointer[serverConn] // the newest
+	several      atomic.Bool                // there is another server to go to
+	dialFailures atomic.Int32               // since a server spoke
 
+	mu       sync.Mutex // guards what follows
+	sessions map[*Session]struct{}
+	closed   bool
+	refusals refusals
+
+	subscribing   sync.Mutex // guards subscriptions and changes of conn; held while NATS subscribes, which may take seconds
+	subscriptions map[*Subscription]struct{}
+
+	closingCh chan struct{} // closed by Close
 	watchDone chan struct{}
-	statusCh  chan nats.Status
+}
+
+// conn is a connection to NATS. The bus replaces it when NATS has closed it unasked.
+type conn struct {
+	nc       *nats.Conn
+	js       jetstream.JetStream
+	statusCh chan nats.Status
+	before   uint64 // times that the connections before this one connected again, or were replaced
 }
 
 // Open connects as cfg says. The zero Config starts a private embedded server. ctx bounds the opening only; the bus is
@@ -67,6 +83,9 @@ func Open(ctx context.Context, cfg Config) (*Bus, error) {
 		cfg.Token, cfg.TokenFile = strings.TrimSpace(string(token)), ""
 		if cfg.Token == "" {
 			return nil, Errorf(CodeInvalid, "token file %s is empty", file)
+		}
+		if user, password, two := strings.Cut(cfg.Token, "\n"); two {
+			cfg.Token, cfg.user, cfg.password = "", strings.TrimSpace(user), strings.TrimSpace(password)
 		}
 	}
 	if len(cfg.URLs) > 0 || cfg.InProcess != nil {
@@ -110,7 +129,8 @@ func dial(ctx context.Context, cfg Config) (*Bus, error) {
 }
 
 func dialInto(ctx context.Context, cfg Config, dropped *atomic.Uint64) (*Bus, error) {
-	b := &Bus{cfg: cfg, dropped: dropped}
+	b := &Bus{cfg: cfg, dropped: dropped, owned: true}
+	b.several.Store(len(cfg.URLs) > 1)
 	opts, err := b.options()
 	if err != nil {
 		return nil, err
@@ -119,15 +139,31 @@ func dialInto(ctx context.Context, cfg Config, dropped *atomic.Uint64) (*Bus, er
 	if err != nil {
 		return nil, err
 	}
-	return b.init(nc, true)
+	return b.init(nc)
 }
 
 func newBus(nc *nats.Conn, cfg Config, owned bool) (*Bus, error) {
-	return (&Bus{cfg: cfg, dropped: new(atomic.Uint64)}).init(nc, owned)
+	return (&Bus{cfg: cfg, dropped: new(atomic.Uint64), owned: owned}).init(nc)
 }
 
-func (b *Bus) init(nc *nats.Conn, owned bool) (*Bus, error) {
-	otlp.Begin()
+func (b *Bus) init(nc *nats.Conn) (*Bus, error) {
+	c, err := b.newConn(nc)
+	if err != nil {
+		return nil, err
+	}
+	b.conn.Store(c)
+	b.budget = NewBudget(b.cfg.Budget)
+	b.sessions, b.subscriptions = map[*Session]struct{}{}, map[*Subscription]struct{}{}
+	b.link.begin(nc)
+	b.answering.askCh = make(chan struct{}, 1)
+	b.closingCh, b.watchDone = make(chan struct{}), make(chan struct{})
+	Go(b.watchLink)
+	b.noteServers(nc.Servers(), nc.ConnectedClusterName())
+	return b, nil
+}
+
+// newConn checks a connection that was just made. If it is not fit, and the bus owns it, it is closed.
+func (b *Bus) newConn(nc *nats.Conn) (*conn, error) {
 	js, err := jetstream.New(nc)
 	switch {
 	case err != nil:
@@ -136,23 +172,15 @@ func (b *Bus) init(nc *nats.Conn, owned bool) (*Bus, error) {
 		err = Errorf(CodeInvalid, "the server at %s accepts messages of %d bytes; Troupe needs at least %d (set max_payload)", nc.ConnectedUrlRedacted(), nc.MaxPayload(), minPayload)
 	}
 	if err != nil {
-		if owned {
+		if b.owned {
 			nc.Close()
 		}
 		return nil, err
 	}
-	b.nc, b.js, b.owned = nc, js, owned
-	if owned {
+	if b.owned {
 		b.adopt(nc)
 	}
-	b.budget = newBudget(b.cfg.Budget)
-	b.endpoints = map[*Endpoint]struct{}{}
-	b.statusCh = nc.StatusChanged() // before begin: no event is missed
-	b.link.begin(nc)
-	b.answering.askCh = make(chan struct{}, 1)
-	b.watchDone = make(chan struct{})
-	Go(b.watchLink)
-	return b, nil
+	return &conn{nc: nc, js: js, statusCh: nc.StatusChanged()}, nil // before its state is read: no event is missed
 }
 
 // connect dials once, or until ctx ends when cfg.Wait says so.
@@ -201,22 +229,6 @@ func (c Config) where() string {
 	return Redact(c.URLs...)
 }
 
-// Redact lists URLs for messages, with xxxxx instead of user and password.
-func Redact(urls ...string) string {
-	var names []string
-	for _, u := range urls {
-		if before, after, found := strings.Cut(u, "@"); found {
-			scheme, _, _ := strings.Cut(before, "://")
-			if scheme == before {
-				scheme = "nats" // user:password@host
-			}
-			u = scheme + "://xxxxx@" + after[strings.LastIndex(after, "@")+1:]
-		}
-		names = append(names, u)
-	}
-	return strings.Join(names, ",")
-}
-
 func connectError(cfg Config, err error) error {
 	where := cfg.where()
 	var badCert *tls.CertificateVerificationError
@@ -236,8 +248,6 @@ func connectError(cfg Config, err error) error {
 	}
 	return Errorf(CodeUnavailable, "connect to %s: %w", where, err)
 }
-
-const dialTimeout = 5 * time.Second
 
 // options is the connection policy: reconnect for ever, drop messages that are published while disconnected, and report
 // every asynchronous error.
@@ -263,17 +273,20 @@ func (b *Bus) options() (nats.Options, error) {
 		}),
 		nats.ReconnectHandler(func(nc *nats.Conn) {
 			b.adopt(nc)
+			b.noteServers(nc.Servers(), nc.ConnectedClusterName())
 			cfg.Logger.Info("bus: reconnected", "server", nc.ConnectedUrlRedacted())
 		}),
-	}
-	if batchWrites {
-		opts = append(opts, nats.SetCustomDialer(&dialer{Dialer: net.Dialer{Timeout: dialTimeout}, bus: b}))
+		nats.DiscoveredServersHandler(func(nc *nats.Conn) { b.noteServers(nc.Servers(), nc.ConnectedClusterName()) }),
+		nats.SetCustomDialer(&dialer{b}),
 	}
 	if cfg.InProcess != nil {
 		opts = append(opts, nats.InProcessServer(cfg.InProcess))
 	}
 	if cfg.Token != "" {
 		opts = append(opts, nats.Token(cfg.Token))
+	}
+	if cfg.user != "" {
+		opts = append(opts, nats.UserInfo(cfg.user, cfg.password))
 	}
 	if cfg.CredsFile != "" {
 		if _, err := readCreds(cfg.CredsFile); err != nil {
@@ -355,7 +368,7 @@ func (b *Bus) asyncError(nc *nats.Conn, sub *nats.Subscription, err error) {
 	}
 	if errors.Is(err, nats.ErrSlowConsumer) {
 		b.dropped.Add(1)
-		b.eachEndpoint((*Endpoint).askNow) // messages were dropped: find out which
+		b.eachSession((*Session).sweepNow) // messages were dropped: find out which
 	}
 }
 
@@ -367,29 +380,49 @@ func (b *Bus) AsyncErrors() uint64 { return b.asyncErrors.Load() }
 // consumer is too slow, or messages are larger than documented.
 func (b *Bus) Dropped() uint64 { return b.dropped.Load() }
 
-func (b *Bus) eachEndpoint(do func(*Endpoint)) {
-	b.mu.Lock()
-	eps := make([]*Endpoint, 0, len(b.endpoints))
-	for e := range b.endpoints {
-		eps = append(eps, e)
-	}
-	b.mu.Unlock()
-	for _, e := range eps {
-		do(e)
+// Malformed counts a message that cannot be read and is dropped, and logs some of them: the first, the second, the fourth, …
+func (b *Bus) Malformed(what string, err error) {
+	if n := b.malformed.Add(1); bits.OnesCount64(n) == 1 {
+		b.cfg.Logger.Warn("bus: a malformed message is dropped", "message", what, "error", err, "dropped so far", n)
 	}
 }
 
-// Conn is the NATS connection, for bus and its subpackages. Its handlers belong to the bus.
-func (b *Bus) Conn() *nats.Conn { return b.nc }
+// MalformedCount counts the malformed messages that were dropped.
+func (b *Bus) MalformedCount() uint64 { return b.malformed.Load() }
+
+func (b *Bus) eachSession(do func(*Session)) {
+	b.mu.Lock()
+	all := slices.Collect(maps.Keys(b.sessions))
+	b.mu.Unlock()
+	for _, s := range all {
+		do(s)
+	}
+}
+
+// Conn is the NATS connection, for bus and its subpackages. Its handlers belong to the bus. It is another one after NATS has closed
+// it unasked, so it is not kept.
+func (b *Bus) Conn() *nats.Conn { return b.conn.Load().nc }
 
 // JetStream is the connection's JetStream context.
-func (b *Bus) JetStream() jetstream.JetStream { return b.js }
+func (b *Bus) JetStream() jetstream.JetStream { return b.conn.Load().js }
 
 // Done is closed when the bus has been closed and its connection has ended.
 func (b *Bus) Done() <-chan struct{} { return b.watchDone }
 
 // Logger is the logger of Config.
 func (b *Bus) Logger() *slog.Logger { return b.cfg.Logger }
+
+// Budget bounds the bytes of large bodies in flight to this connection.
+func (b *Bus) Budget() *Budget { return b.budget }
+
+// MaxBody is the largest body that is accepted.
+func (b *Bus) MaxBody() int64 { return b.cfg.MaxBody }
+
+// ValuesConfig bounds the values of a session of this bus.
+func (b *Bus) ValuesConfig() ValuesConfig { return b.cfg.Values }
+
+// OutageLimit is how long calls stay pending while the server is unreachable.
+func (b *Bus) OutageLimit() time.Duration { return b.cfg.OutageLimit }
 
 // Embedded reports whether the server runs in this process.
 func (b *Bus) Embedded() bool { return b.srv != nil }
@@ -398,16 +431,13 @@ func (b *Bus) Embedded() bool { return b.srv != nil }
 // listener.
 func (b *Bus) URL() string {
 	if b.srv == nil {
-		return b.nc.ConnectedUrlRedacted()
+		return b.Conn().ConnectedUrlRedacted()
 	}
 	if b.cfg.Server.Listen == "" {
 		return ""
 	}
 	return b.srv.srv.ClientURL()
 }
-
-// Private reports whether this process runs the server.
-func (b *Bus) Private() bool { return b.srv != nil }
 
 // Refused counts the connections that the embedded server has refused for missing or wrong credentials or certificates.
 func (b *Bus) Refused() uint64 {
@@ -417,7 +447,7 @@ func (b *Bus) Refused() uint64 {
 	return b.srv.refused.Load()
 }
 
-// Close closes every endpoint, the connection if the bus owns it, and the embedded server. It may be called more than
+// Close closes every session, the connection if the bus owns it, and the embedded server. It may be called more than
 // once.
 func (b *Bus) Close() error {
 	b.mu.Lock()
@@ -427,15 +457,18 @@ func (b *Bus) Close() error {
 	}
 	b.closed = true
 	b.mu.Unlock()
-	b.eachEndpoint(func(e *Endpoint) { e.Close() })
-	otlp.FlushProcess()
+	close(b.closingCh) // from here on the connection is not replaced
+	b.eachSession((*Session).Close)
+	b.subscribing.Lock()
+	c := b.conn.Load()
+	b.subscribing.Unlock()
 	if b.owned {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		_ = b.nc.FlushWithContext(ctx) // send pending messages; a dead server must not block Close
+		_ = c.nc.FlushWithContext(ctx) // send pending messages; a dead server must not block Close
 		cancel()
-		b.nc.Close()
+		c.nc.Close()
 	}
-	b.nc.RemoveStatusListener(b.statusCh)
+	c.nc.RemoveStatusListener(c.statusCh)
 	<-b.watchDone
 	if b.srv != nil {
 		b.srv.stop()

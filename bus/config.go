@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -19,7 +20,8 @@ type Config struct {
 
 	// URLs are the addresses of an external NATS, or of another process's embedded server. Zero: embed a server.
 	URLs []string
-	// Token authenticates to an external server. TokenFile is a file that holds it. At most one of the two.
+	// Token authenticates to an external server. TokenFile is a file that holds it, or a user and its password on two lines. At most
+	// one of the two.
 	Token     string
 	TokenFile string
 	// CredsFile is a NATS credentials file for an external server.
@@ -42,14 +44,31 @@ type Config struct {
 	// MaxBody is the largest body that is accepted. Zero: 8 GiB.
 	MaxBody int64
 
+	// Values bounds the values that are kept for references.
+	Values ValuesConfig
+
 	// Logger logs the events of the connection. Zero: warnings and errors to standard error.
 	Logger *slog.Logger
 	// OnError is called for each asynchronous error of the connection (a slow consumer, a permission refused). It
 	// must not block. Zero: such errors are logged and counted.
 	OnError func(error)
 
+	user, password string // of TokenFile
+
 	// InProcess replaces the connection to the server, for tests that drop, duplicate and delay messages.
 	InProcess nats.InProcessConnProvider
+}
+
+// NoSpill as ValuesConfig.SpillDir refuses values past the bound.
+const NoSpill = "0"
+
+// ValuesConfig bounds the values that a session keeps for references: values of Put, and results that stay with their worker.
+type ValuesConfig struct {
+	// Limit bounds their memory, in bytes. Zero: 30 % of the memory of the host, or of the control group of this process.
+	Limit int64
+	// SpillDir is the folder of the files of values past Limit; the files have no names and end with this process. Zero:
+	// /var/tmp. NoSpill: Put refuses such values, and results are sent to their callers at once.
+	SpillDir string
 }
 
 // TLSConfig is the client's TLS configuration. The zero TLSConfig uses TLS only if the URL or the server asks for it,
@@ -79,6 +98,8 @@ type ServerConfig struct {
 	// network.
 	Token string
 	TLS   *tls.Config
+	// Cluster makes the server a member of a cluster. Nil: it has the store alone.
+	Cluster *ClusterConfig
 	// Replaceable says that the process is replaced when Bus.StoreStuck is closed. The store is then closed and opened again
 	// after a full disk up to 16 times in one process, because nats-server keeps some memory each time. Zero: without a bound.
 	Replaceable bool
@@ -138,6 +159,12 @@ func (c Config) validate() error {
 			}
 		}
 	}
+	if cluster := c.Server.Cluster; cluster != nil {
+		cluster.validate(bad)
+		if c.Server.Listen == "" || c.Server.StoreDir == "" || c.Server.Token == "" {
+			bad("bus.Config: Server.Cluster needs Server.Listen, StoreDir and Token")
+		}
+	}
 	if c.Token != "" && c.TokenFile != "" {
 		bad("bus.Config: Token and TokenFile are both set; choose one")
 	}
@@ -147,6 +174,12 @@ func (c Config) validate() error {
 	if c.Budget < 0 || c.Budget > 48<<20 {
 		bad("bus.Config: Budget %d: must be between 1 byte and 48 MiB, under the 64 MiB at which servers cut a connection", c.Budget)
 	}
+	if c.Values.Limit < 0 {
+		bad("bus.Config: Values.Limit %d: must not be negative", c.Values.Limit)
+	}
+	if dir := c.Values.SpillDir; dir != "" && dir != NoSpill && !filepath.IsAbs(dir) {
+		bad("bus.Config: Values.SpillDir %q: must be an absolute path, or %q to refuse values past the bound", dir, NoSpill)
+	}
 	if c.MaxBody < 0 {
 		bad("bus.Config: MaxBody %d: must not be negative", c.MaxBody)
 	}
@@ -154,8 +187,11 @@ func (c Config) validate() error {
 		bad("bus.Config: OutageLimit %s: must not be negative", c.OutageLimit)
 	}
 	for _, u := range c.URLs {
-		if strings.TrimSpace(u) == "" {
+		switch _, err := parseURL(u); {
+		case strings.TrimSpace(u) == "":
 			bad("bus.Config: an empty URL; give nats://HOST:PORT")
+		case err != nil: // the error quotes the URL with its password
+			bad("bus.Config: URL %q cannot be read; give nats://HOST:PORT, and the special characters of a password as %%XX", Redact(u))
 		}
 	}
 	return errors.Join(errs...)

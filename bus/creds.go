@@ -49,6 +49,8 @@ func (c Config) remedy(err error, now time.Time) string {
 		return "the account has expired; ask the operator of this NATS to renew it"
 	case c.CredsFile != "":
 		return credsRemedy(c.CredsFile, err, now)
+	case c.user != "":
+		return "it does not accept the user and password of the token file; check them, or give a credentials file if the server requires one"
 	case c.Token != "":
 		return "it does not accept the token; check the token, or give a credentials file if the server requires one"
 	case strings.Contains(strings.Join(c.URLs, ","), "@"):
@@ -103,8 +105,8 @@ func (b *Bus) turnedAway(nc *nats.Conn, err error) (first bool, why string) {
 	return first, why
 }
 
-// away is the reason in parentheses why the server is unreachable, if it refuses this client.
-func (b *Bus) away() string {
+// Away is the reason in parentheses why the server is unreachable, if it refuses this client.
+func (b *Bus) Away() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if time.Since(b.refusals.last) > refusalGap {

@@ -12,7 +12,7 @@ import (
 	"troupe/bus/kv"
 )
 
-// TestCredentials uses messages, keys, leases and calls with a credentials file.
+// TestCredentials uses messages, keys and leases with a credentials file.
 func TestCredentials(t *testing.T) {
 	t.Parallel()
 	op := bustest.StartOperator(t, bustest.Options{Listen: true})
@@ -31,15 +31,6 @@ func TestCredentials(t *testing.T) {
 			_, err = bucket.Lease(t.Context(), "lease", []byte("you"), time.Minute)
 			require.ErrorIs(t, err, bus.ErrExists)
 			require.NoError(t, l.Release(t.Context()))
-
-			s := newTestRole(t, 3)
-			for r := range s.world {
-				s.start(dial(t, b), r) // each on a connection of its own, with the same file
-			}
-			body := pattern(4<<20, 1)
-			for _, a := range good(t, scatter(t, endpoint(t, b), s.call("echo", body))) {
-				require.Equal(t, body, a.Body)
-			}
 		})
 	}
 }
@@ -66,31 +57,4 @@ func TestCredentialsAreRefused(t *testing.T) {
 		refuseOpen(t, cfg, bus.ErrRefused, revoked, "revoked")
 	}
 	echoed(t, bustest.Open(t, bus.Config{URLs: []string{op.URL()}, CredsFile: op.Creds(bustest.Grant{})}))
-}
-
-// TestCredentialsExpireInUse checks that a credentials file renewed in time keeps the bus open, and that an expired one
-// ends the bus and all pending calls with the reason.
-func TestCredentialsExpireInUse(t *testing.T) {
-	t.Parallel()
-	op := bustest.StartOperator(t, bustest.Options{Listen: true})
-	soon := func() bustest.Grant { return bustest.Grant{Expires: time.Now().Add(2 * time.Second)} }
-	file := op.Creds(soon())
-	told := make(chan error, 100)
-	b := bustest.Open(t, bus.Config{URLs: []string{op.URL()}, CredsFile: file, OutageLimit: 2 * time.Second, OnError: func(err error) { told <- err }})
-	s := newTestRole(t, 1)
-	ep := endpoint(t, b)
-	bustest.Reconnected(t, b.Conn(), func() {
-		require.ErrorContains(t, <-told, "expired")
-		op.Renew(file, soon())
-	})
-	echoed(t, b)
-	g := scatter(t, ep, s.call("wait", nil)) // of a role without workers
-	err := answers(t, g)[0].Err
-	require.ErrorContains(t, err, file)
-	require.ErrorContains(t, err, "expired")
-	require.Eventually(t, b.Conn().IsClosed, 10*time.Second, time.Millisecond)
-	_, err = kv.Open(t.Context(), b, kv.Config{Bucket: "b"})
-	require.ErrorIs(t, err, bus.ErrClosed)
-	require.ErrorContains(t, err, "expired")
-	require.Empty(t, told, "it is said once, not at each attempt")
 }

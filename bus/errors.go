@@ -1,9 +1,13 @@
 package bus
 
 import (
+	"context"
+	"errors"
 	"strings"
 
 	"troupe/bus/wire"
+
+	"github.com/nats-io/nats.go"
 )
 
 // Errors are defined in bus/wire, because they cross the wire. These are the same types and values under the name that
@@ -79,3 +83,25 @@ func AsError(err error) *Error { return wire.AsError(err) }
 
 // RegisterError gives an application's sentinel error a code; see wire.RegisterError.
 func RegisterError(code Code, sentinel error) { wire.RegisterError(code, sentinel) }
+
+// natsError converts an error of NATS into an *Error.
+func (b *Bus) natsError(doing string, err error) error {
+	switch {
+	case errors.Is(err, nats.ErrConnectionClosed), errors.Is(err, nats.ErrConnectionDraining):
+		if b.closedUnasked() { // it is being replaced
+			return Errorf(CodeUnavailable, "%s: the server has closed the connection; it is opened again (%w)", doing, err)
+		}
+		return Errorf(CodeClosed, "%s: the connection to the bus is closed (%w)", doing, err)
+	case errors.Is(err, nats.ErrReconnectBufExceeded), errors.Is(err, nats.ErrDisconnected), errors.Is(err, nats.ErrConnectionReconnecting):
+		return Errorf(CodeUnavailable, "%s: the server is unreachable (%w)", doing, err)
+	case errors.Is(err, nats.ErrNoResponders):
+		e := Errorf(CodeUnavailable, "%s: no process serves it (%w)", doing, err)
+		e.AppCode = ErrNoResponders.AppCode
+		return e
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, nats.ErrTimeout):
+		return Errorf(CodeTimedOut, "%s: %w", doing, err)
+	case errors.Is(err, context.Canceled):
+		return Errorf(CodeCancelled, "%s: %w", doing, err)
+	}
+	return Errorf(CodeInternal, "%s: %w", doing, err)
+}

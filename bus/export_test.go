@@ -9,6 +9,3 @@ func (b *Bus) SetStoreResumes(n int) {
 	defer b.srv.guard.mu.Unlock()
 	b.srv.guard.resumes = n
 }
-
-// MaxReport is how many references one message about them holds.
-const MaxReport = maxReport

@@ -17,12 +17,16 @@ const (
 
 // CreateStream creates a stream; with AllReplicas it has as many replicas as the cluster allows, up to three.
 func (b *Bus) CreateStream(ctx context.Context, cfg jetstream.StreamConfig) (jetstream.Stream, error) {
-	return b.tryReplicas(cfg, 1, func(cfg jetstream.StreamConfig) (jetstream.Stream, error) { return b.js.CreateStream(ctx, cfg) })
+	return b.tryReplicas(cfg, 1, func(cfg jetstream.StreamConfig) (jetstream.Stream, error) {
+		return b.JetStream().CreateStream(ctx, cfg)
+	})
 }
 
 // UpdateStream changes a stream from has to want, whose AllReplicas never lowers the number of replicas.
 func (b *Bus) UpdateStream(ctx context.Context, has, want jetstream.StreamConfig) (jetstream.Stream, error) {
-	return b.tryReplicas(want, has.Replicas, func(cfg jetstream.StreamConfig) (jetstream.Stream, error) { return b.js.UpdateStream(ctx, cfg) })
+	return b.tryReplicas(want, has.Replicas, func(cfg jetstream.StreamConfig) (jetstream.Stream, error) {
+		return b.JetStream().UpdateStream(ctx, cfg)
+	})
 }
 
 // MayRaise reports whether a stream with n replicas might get more with AllReplicas.
@@ -48,7 +52,7 @@ func (b *Bus) tryReplicas(cfg jetstream.StreamConfig, least int, try func(jetstr
 
 // CheckJetStream refuses a server that has no JetStream for this account.
 func (b *Bus) CheckJetStream(ctx context.Context) error {
-	_, err := b.js.AccountInfo(ctx)
+	_, err := b.JetStream().AccountInfo(ctx)
 	if told := b.withoutJetStream(err); told != err {
 		return told
 	}
@@ -59,25 +63,25 @@ func (b *Bus) CheckJetStream(ctx context.Context) error {
 // so that requests have no responders.
 func (b *Bus) withoutJetStream(err error) error {
 	if errors.Is(err, jetstream.ErrJetStreamNotEnabled) || errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount) || errors.Is(err, nats.ErrNoResponders) {
-		return Errorf(CodeUnavailable, "the NATS server at %s has no JetStream for this account; start it with -js, or enable it for the account: %w", b.nc.ConnectedUrlRedacted(), err)
+		return Errorf(CodeUnavailable, "the NATS server at %s has no JetStream for this account; start it with -js, or enable it for the account: %w", b.Conn().ConnectedUrlRedacted(), err)
 	}
 	return err
 }
 
 // Clustered reports whether the server belongs to a cluster.
-func (b *Bus) Clustered() bool { return b.nc.ConnectedClusterName() != "" }
+func (b *Bus) Clustered() bool { return b.Conn().ConnectedClusterName() != "" }
 
 // OpenStream opens a stream, or creates it. An existing stream keeps its limits; cfg.Replicas is as in kv.Config.
 func (b *Bus) OpenStream(ctx context.Context, cfg jetstream.StreamConfig) (jetstream.Stream, error) {
 	replicas := cfg.Replicas
-	s, err := b.js.Stream(ctx, cfg.Name)
+	s, err := b.JetStream().Stream(ctx, cfg.Name)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		if cfg.Replicas == 0 {
 			cfg.Replicas = AllReplicas
 		}
 		s, err = b.CreateStream(ctx, cfg)
 		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // another process created it in between
-			s, err = b.js.Stream(ctx, cfg.Name)
+			s, err = b.JetStream().Stream(ctx, cfg.Name)
 		}
 	}
 	if err != nil {

@@ -22,7 +22,7 @@ func TestBucketsHaveTheReplicasThatAClusterOffers(t *testing.T) {
 			var err error
 			bucket, err = kv.Open(t.Context(), b, kv.Config{Bucket: name, Replicas: replicas})
 			return err == nil && (replicas > 0 || bucket.Replicas() == 3)
-		}, 30*time.Second, 100*time.Millisecond)
+		}, 2*time.Minute, 100*time.Millisecond)
 		return bucket
 	}
 	require.Equal(t, 1, open("old", 1).Replicas(), "as an earlier version made it")
@@ -50,7 +50,7 @@ func TestBucketsHaveTheReplicasThatAClusterOffers(t *testing.T) {
 			}
 		}
 		return len(info.Replicas) == 2
-	}, 30*time.Second, 100*time.Millisecond)
+	}, 2*time.Minute, 100*time.Millisecond)
 	var victim *server.Server
 	for _, srv := range servers[1:] { // we are connected to the first
 		if srv.Name() == leader || victim == nil {
@@ -58,5 +58,5 @@ func TestBucketsHaveTheReplicasThatAClusterOffers(t *testing.T) {
 		}
 	}
 	victim.Shutdown()
-	require.Eventually(t, func() bool { e, err := bucket.Get(t.Context(), "k"); return err == nil && e.Revision == revision }, 30*time.Second, 100*time.Millisecond, "it outlives a server")
+	require.Eventually(t, func() bool { e, err := bucket.Get(t.Context(), "k"); return err == nil && e.Revision == revision }, 2*time.Minute, 100*time.Millisecond, "it outlives a server")
 }

@@ -1,6 +1,7 @@
 package bus
 
 import (
+	"context"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,13 +20,14 @@ type link struct {
 
 	mu        sync.Mutex
 	listeners map[chan bool]struct{} // of Connections
+	attempts  map[*context.CancelFunc]struct{}
 }
 
 // linkCheck is how often the state of a connection that is down is read from NATS, which drops events if ten are unread.
 const linkCheck = time.Second
 
 func (l *link) begin(nc *nats.Conn) {
-	l.listeners = map[chan bool]struct{}{}
+	l.listeners, l.attempts = map[chan bool]struct{}{}, map[*context.CancelFunc]struct{}{}
 	l.maxPayload.Store(nc.MaxPayload())
 	l.up.Store(nc.IsConnected())
 }
@@ -45,6 +47,11 @@ func (l *link) change(s nats.Status, nc *nats.Conn) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if s == nats.CONNECTED {
+		for cancel := range l.attempts {
+			(*cancel)()
+		}
+	}
 	for ch := range l.listeners {
 		select { // replace a state that was not read
 		case <-ch:
@@ -66,35 +73,72 @@ func (l *link) listen() (ch chan bool, stop func()) {
 	}
 }
 
-// watchLink runs until the connection is closed. After each reconnect it requests the status of every pending call.
+// Attempt is a context for one attempt of a request that is repeated: it ends with the limit, and when the connection is made again, because
+// the request or its answer may be lost then.
+func (b *Bus) Attempt(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	l := &b.link
+	l.mu.Lock()
+	l.attempts[&cancel] = struct{}{}
+	l.mu.Unlock()
+	return ctx, func() {
+		l.mu.Lock()
+		delete(l.attempts, &cancel)
+		l.mu.Unlock()
+		cancel()
+	}
+}
+
+// watchLink runs until the connection is closed for good. After each reconnect it requests the status of every pending call.
 func (b *Bus) watchLink() {
 	defer close(b.watchDone)
+	waits, since := reopenBackoff.Start(), time.Now()
+	for {
+		s, ended := b.nextStatus()
+		if ended {
+			return
+		}
+		if s == nats.CLOSED && b.closedUnasked() {
+			b.link.change(nats.RECONNECTING, b.Conn())
+			if time.Since(since) > reopenSteady {
+				waits.Reset()
+			}
+			if b.reopen(waits) {
+				s, since = nats.CONNECTED, time.Now()
+			}
+		}
+		b.link.change(s, b.Conn())
+		switch s {
+		case nats.CLOSED:
+			b.eachSession(func(s *Session) { s.fail(b.ClosedError()) })
+			return
+		case nats.CONNECTED:
+			b.eachSession((*Session).sweepNow)
+		}
+	}
+}
+
+// nextStatus waits for the next state of the connection. ended: the bus was closed and nothing more is to be told.
+func (b *Bus) nextStatus() (s nats.Status, ended bool) {
+	c := b.conn.Load()
 	for {
 		var checkCh <-chan time.Time
 		if !b.link.up.Load() {
 			checkCh = time.After(linkCheck)
 		}
-		var s nats.Status
 		select {
-		case event, open := <-b.statusCh:
-			if s = event; !open { // the bus was closed
-				if b.nc.IsClosed() {
-					b.link.change(nats.CLOSED, b.nc)
-				}
-				return
+		case event, open := <-c.statusCh:
+			if open {
+				return event, false
 			}
+			if c.nc.IsClosed() {
+				b.link.change(nats.CLOSED, c.nc)
+			}
+			return 0, true
 		case <-checkCh:
-			if s = b.nc.Status(); s != nats.CONNECTED && s != nats.CLOSED {
-				continue
+			if s := c.nc.Status(); s == nats.CONNECTED || s == nats.CLOSED {
+				return s, false
 			}
-		}
-		b.link.change(s, b.nc)
-		switch s {
-		case nats.CLOSED:
-			b.eachEndpoint(func(e *Endpoint) { e.fail(b.ClosedError()) })
-			return
-		case nats.CONNECTED:
-			b.eachEndpoint((*Endpoint).askNow)
 		}
 	}
 }
@@ -102,8 +146,15 @@ func (b *Bus) watchLink() {
 // Connected reports whether the connection to the server is up.
 func (b *Bus) Connected() bool { return b.link.up.Load() }
 
-// Closed reports whether the connection has ended for good.
-func (b *Bus) Closed() bool { return b.link.closed.Load() }
+// Closed reports whether the bus was closed, or its connection has ended for good.
+func (b *Bus) Closed() bool {
+	select {
+	case <-b.closingCh:
+		return true
+	default:
+		return b.link.closed.Load()
+	}
+}
 
 // MaxPayload is the size of the largest message that the server takes.
 func (b *Bus) MaxPayload() int { return int(b.link.maxPayload.Load()) }

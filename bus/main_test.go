@@ -6,12 +6,4 @@ import (
 	"troupe/bus/bustest"
 )
 
-// programs are the main functions of processes that tests start; each returns at once if it is not asked for.
-var programs = []func(){driveIfAsked}
-
-func TestMain(m *testing.M) {
-	for _, run := range programs {
-		run()
-	}
-	bustest.Main(m)
-}
+func TestMain(m *testing.M) { bustest.Main(m) }

@@ -3,6 +3,7 @@ package bus
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -10,12 +11,11 @@ import (
 	"troupe/bus/wire"
 )
 
-// Msg, Header and Subscription are NATS's own, so that a message is not copied on its way to a handler. Packages above
+// Msg and Header are NATS's own, so that a message is not copied on its way to a handler. Packages above
 // bus use them under these names and do not import NATS.
 type (
-	Msg          = nats.Msg
-	Header       = nats.Header
-	Subscription = nats.Subscription
+	Msg    = nats.Msg
+	Header = nats.Header
 )
 
 // ErrNoResponders is the error of a request that no subscriber heard: the server said so at once.
@@ -24,20 +24,22 @@ var ErrNoResponders = &Error{Code: CodeUnavailable, AppCode: "no_responders", Me
 // Subscribe calls handle for each message on the subject, one at a time, from a goroutine of the subscription. A panic of
 // handle is reported like any other of the process.
 func (b *Bus) Subscribe(subject string, handle func(*Msg)) (*Subscription, error) {
-	sub, err := b.nc.Subscribe(subject, GuardMsg(handle))
-	if err != nil {
-		return nil, natsError("subscribe to "+subject, err)
+	return b.subscribe(&Subscription{subject: subject, handle: oneByOne(handle)})
+}
+
+// oneByOne calls handle for one message at a time, also while the subscription moves to another connection.
+func oneByOne(handle func(*Msg)) nats.MsgHandler {
+	var turn sync.Mutex
+	return func(m *Msg) {
+		turn.Lock()
+		defer turn.Unlock()
+		handle(m)
 	}
-	return sub, nil
 }
 
 // SubscribeChan sends each message on the subject to ch, and drops messages while ch is full (see Dropped).
 func (b *Bus) SubscribeChan(subject string, ch chan *Msg) (*Subscription, error) {
-	sub, err := b.nc.ChanSubscribe(subject, ch)
-	if err != nil {
-		return nil, natsError("subscribe to "+subject, err)
-	}
-	return sub, nil
+	return b.subscribe(&Subscription{subject: subject, ch: ch})
 }
 
 // Publish sends one message. The message may be lost with the connection.
@@ -50,12 +52,18 @@ func (b *Bus) PublishRequest(subject, reply string, data []byte) error {
 
 // Request sends one message and waits for the first answer. The error is ErrNoResponders when nothing serves the subject.
 func (b *Bus) Request(ctx context.Context, subject string, data []byte) (*Msg, error) {
-	m, err := b.nc.RequestWithContext(ctx, subject, data)
+	if err := CheckSubject(subject, ""); err != nil {
+		return nil, err
+	}
+	m, err := b.Conn().RequestWithContext(ctx, subject, data)
 	if err != nil {
-		return nil, natsError("request "+subject, err)
+		return nil, b.natsError("request "+subject, err)
 	}
 	return m, nil
 }
+
+// Respond sends an answer to the sender of m. The answer may be lost with the connection.
+func (b *Bus) Respond(m *Msg, data []byte) error { return b.publish(m.Reply, "", data) }
 
 // Serve answers each request on the subject with the result of handle, or with its error, as msgpack. The goroutine of
 // the subscription calls handle, so handle must not block.
@@ -83,7 +91,7 @@ func (b *Bus) Answer(m *Msg, handle func(m *Msg) (any, error)) {
 		b.Logger().Error("bus: an answer cannot be encoded", "subject", m.Subject, "error", err)
 		return
 	}
-	if err := m.Respond(data); err != nil {
+	if err := b.Respond(m, data); err != nil {
 		b.Logger().Debug("bus: an answer is lost; the peer repeats its request", "subject", m.Subject, "error", err)
 	}
 }
@@ -102,10 +110,11 @@ func (b *Bus) Ask(ctx context.Context, subject string, request, result any) erro
 	if err != nil {
 		return err
 	}
-	return Retry(ctx, Backoff{}, func() error { return b.askOnce(ctx, subject, data, result) })
+	return Retry(ctx, Backoff{}, func() error { return b.AskOnce(ctx, subject, data, result) })
 }
 
-func (b *Bus) askOnce(ctx context.Context, subject string, data []byte, result any) error {
+// AskOnce is Ask without a repetition.
+func (b *Bus) AskOnce(ctx context.Context, subject string, data []byte, result any) error {
 	m, err := b.Request(ctx, subject, data)
 	switch {
 	case errors.Is(err, ErrUnavailable):
@@ -133,11 +142,11 @@ const flushLimit = 5 * time.Second
 func (b *Bus) Flush(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, flushLimit)
 	defer cancel()
-	if err := b.nc.FlushWithContext(ctx); err != nil {
-		return natsError("flush", err)
+	if err := b.Conn().FlushWithContext(ctx); err != nil {
+		return b.natsError("flush", err)
 	}
 	return nil
 }
 
 // NewInbox is a subject for answers that no other process uses.
-func (b *Bus) NewInbox() string { return b.nc.NewInbox() }
+func (b *Bus) NewInbox() string { return b.Conn().NewInbox() }

@@ -64,3 +64,12 @@ func TestAddresses(t *testing.T) {
 	}
 	require.Error(t, bus.Address{}.Check())
 }
+
+func TestNamesOfLabels(t *testing.T) {
+	for _, name := range []string{"rack", "ray.io/accelerator-type", "a.b_c-1", "x.y.z/K8s.name", strings.Repeat("x", 64)} {
+		require.NoError(t, bus.CheckLabel(name), name)
+	}
+	for _, name := range []string{"", "/", "a/", "/a", "a/b/c", "a b", "a=b", "a,b", "é", strings.Repeat("x", 65), strings.Repeat("x", 254) + "/a"} {
+		require.ErrorIs(t, bus.CheckLabel(name), bus.ErrInvalid, "%q", name)
+	}
+}

@@ -18,6 +18,10 @@ import (
 // process has one, and the server's default is 10,000.
 const closedClients = 64
 
+// serverPing is how often the server asks an idle connection for a sign of life. Without the second answer it ends the connection. A
+// connection that does not authenticate ends after two seconds, where a token is required.
+const serverPing = 20 * time.Second
+
 // embedded is a nats-server inside this process.
 type embedded struct {
 	srv        *server.Server
@@ -26,6 +30,7 @@ type embedded struct {
 	stopCopies func() // nil if none are kept
 	refused    atomic.Uint64
 	guard      *storeGuard
+	member     *Member // nil: the server is not a member of a cluster
 }
 
 // startServer returns a server that accepts connections, or an error that names the address and the store.
@@ -43,7 +48,10 @@ func startServer(ctx context.Context, name string, cfg ServerConfig, log *slog.L
 		TLSConfig:          cfg.TLS,
 		TLSTimeout:         5,
 		MaxClosedClients:   closedClients,
+		PingInterval:       serverPing,
+		MaxPingsOut:        2,
 	}
+	opts.MaxConn, _ = connectionLimits(descriptors())
 	if cfg.Listen != "" {
 		host, port, err := splitListen(cfg.Listen)
 		if err != nil {
@@ -52,6 +60,16 @@ func startServer(ctx context.Context, name string, cfg ServerConfig, log *slog.L
 		opts.Host, opts.Port = host, port
 	}
 	e := &embedded{}
+	if cfg.Cluster != nil {
+		password, err := newSystemPassword()
+		if err != nil {
+			return nil, err
+		}
+		if err := cfg.Cluster.apply(opts, password); err != nil {
+			return nil, err
+		}
+		e.member = &Member{name: cfg.Cluster.Member, password: password}
+	}
 	if cfg.StoreDir == "" {
 		dir, err := os.MkdirTemp("", "troupe-")
 		if err != nil {
@@ -92,6 +110,9 @@ func (e *embedded) start(ctx context.Context, opts *server.Options, guard *store
 		return Errorf(CodeInvalid, "embedded server%s: %w", serverPlace(opts), err)
 	}
 	e.srv = srv
+	if e.member != nil {
+		e.member.srv = srv
+	}
 	fatalCh := make(chan string, 1)
 	srv.SetLoggerV2(&serverLog{log: e.log, fatalCh: fatalCh, refused: &e.refused, guard: guard}, false, false, false)
 	Go(srv.Start)
@@ -105,7 +126,7 @@ func (e *embedded) start(ctx context.Context, opts *server.Options, guard *store
 
 // awaitReady polls the server, because its own wait cannot be cancelled.
 func awaitReady(ctx context.Context, srv *server.Server, opts *server.Options, fatalCh <-chan string) error {
-	timeout := time.After(10 * time.Second)
+	timeout := time.After(time.Minute)
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
 	for !srv.ReadyForConnections(time.Millisecond) {
@@ -113,7 +134,7 @@ func awaitReady(ctx context.Context, srv *server.Server, opts *server.Options, f
 		case why := <-fatalCh:
 			return Errorf(CodeUnavailable, "embedded server%s: %s", serverPlace(opts), why)
 		case <-timeout:
-			return Errorf(CodeUnavailable, "embedded server%s: not ready after 10 s", serverPlace(opts))
+			return Errorf(CodeUnavailable, "embedded server%s: not ready after a minute", serverPlace(opts))
 		case <-ctx.Done():
 			return Errorf(CodeOf(ctx.Err()), "embedded server: %w", ctx.Err())
 		case <-tick.C:
@@ -171,8 +192,8 @@ func (e *embedded) shutdown() {
 
 // awaitQuiet waits for JetStream requests that are being served: a stream that is created while the server shuts down
 // leaks its open files.
-func (e *embedded) awaitQuiet(most time.Duration) {
-	for end := time.Now().Add(most); time.Now().Before(end); time.Sleep(time.Millisecond) {
+func (e *embedded) awaitQuiet(limit time.Duration) {
+	for end := time.Now().Add(limit); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		stats, err := e.srv.Jsz(&server.JSzOptions{})
 		if err != nil || stats.API.Inflight == 0 {
 			return
@@ -208,8 +229,12 @@ func (l *serverLog) Debugf(string, ...any)           {}
 func (l *serverLog) Tracef(string, ...any)           {}
 func (l *serverLog) Errorf(format string, v ...any) {
 	msg := fmt.Sprintf(format, v...)
-	if strings.Contains(msg, server.ErrAuthentication.Error()) || strings.Contains(msg, "TLS handshake error") {
+	if strings.Contains(msg, server.ErrAuthentication.Error()) || strings.Contains(msg, "handshake error") {
 		l.refused.Add(1) // the server has no counter for these
+	}
+	if strings.HasPrefix(msg, "Error trying to connect to route") { // a member that is down: Member.Peers tells
+		l.log.Debug("nats-server: " + msg)
+		return
 	}
 	l.guard.heard(msg)
 	l.log.Error("nats-server: " + msg)
@@ -218,8 +243,10 @@ func (l *serverLog) Errorf(format string, v ...any) {
 // Warnf drops warnings about settings that Troupe makes on purpose.
 func (l *serverLog) Warnf(format string, v ...any) {
 	msg := fmt.Sprintf(format, v...)
-	if strings.Contains(msg, "Plaintext passwords") || strings.Contains(msg, "JetStream maximum") {
-		return
+	for _, intended := range []string{"Plaintext passwords", "JetStream maximum", "hostname of solicited routes"} {
+		if strings.Contains(msg, intended) {
+			return
+		}
 	}
 	l.guard.heard(msg)
 	l.log.Warn("nats-server: " + msg)

@@ -33,8 +33,8 @@ type snapshotAnswer struct {
 // out: all of them are ephemeral, and one that ends meanwhile would fail the snapshot.
 func (b *Bus) SnapshotStream(ctx context.Context, name string, w io.Writer) (StreamSnapshot, error) {
 	snapshot := StreamSnapshot{Name: name}
-	inbox := b.nc.NewInbox()
-	sub, err := b.nc.SubscribeSync(inbox)
+	inbox := b.Conn().NewInbox()
+	sub, err := b.Conn().SubscribeSync(inbox)
 	if err != nil {
 		return snapshot, Errorf(CodeUnavailable, "snapshot of stream %s: %w", name, err)
 	}
@@ -81,7 +81,7 @@ func (b *Bus) askJetStream(ctx context.Context, subject string, request []byte) 
 	ctx, cancel := context.WithTimeout(ctx, snapshotWait)
 	defer cancel()
 	var answer snapshotAnswer
-	m, err := b.nc.RequestWithContext(ctx, subject, request)
+	m, err := b.Conn().RequestWithContext(ctx, subject, request)
 	if err != nil {
 		return answer, err
 	}
@@ -129,12 +129,12 @@ func (b *Bus) RestoreStream(ctx context.Context, snapshot StreamSnapshot, r io.R
 // DeleteStream deletes a stream. It purges it first: a server that is killed during the deletion may restore the messages when a stream of
 // the same name is created.
 func (b *Bus) DeleteStream(ctx context.Context, name string) error {
-	s, err := b.js.Stream(ctx, name)
+	s, err := b.JetStream().Stream(ctx, name)
 	if err == nil {
 		err = s.Purge(ctx)
 	}
 	if err == nil {
-		err = b.js.DeleteStream(ctx, name)
+		err = b.JetStream().DeleteStream(ctx, name)
 	}
 	if err != nil {
 		return Errorf(CodeUnavailable, "delete stream %s: %w", name, err)

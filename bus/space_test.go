@@ -67,14 +67,14 @@ func TestFullDisk(t *testing.T) {
 			return err
 		},
 	} {
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		began := time.Now()
 		err := write(ctx)
 		cancel()
 		require.ErrorIs(t, err, bus.ErrNoSpace)
 		require.ErrorContains(t, err, "no space left in the head's store")
 		require.Equal(t, bus.CodeNoSpace, bus.AsError(err).Code, "the code crosses the wire")
-		require.Less(t, time.Since(began), 2*time.Second, "refused at once, rather than after a timeout: %v", err)
+		require.Less(t, time.Since(began), 8*time.Second, "refused at once, rather than after a timeout: %v", err)
 	}
 	usage, ok := head.Store()
 	require.True(t, ok)
@@ -90,7 +90,7 @@ func TestFullDisk(t *testing.T) {
 		}
 		select {
 		case <-changed:
-		case <-time.After(20 * time.Second):
+		case <-time.After(2 * time.Minute):
 			require.Fail(t, "the store does not come back by itself", "%v", err)
 		}
 	}
@@ -139,17 +139,17 @@ func TestStuckStore(t *testing.T) {
 	free()
 	select {
 	case <-b.StoreStuck():
-	case <-time.After(20 * time.Second):
+	case <-time.After(2 * time.Minute):
 		require.Fail(t, "a store that does not close is not declared stuck")
 	}
 	for range 3 {
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		began := time.Now()
 		_, err := bucket.Put(ctx, "k", nil)
 		cancel()
 		require.ErrorContains(t, err, "end the process that runs the head and start it anew")
 		require.Equal(t, bus.CodeUnavailable, bus.AsError(err).Code)
-		require.Less(t, time.Since(began), 2*time.Second, "refused at once: %v", err)
+		require.Less(t, time.Since(began), 8*time.Second, "refused at once: %v", err)
 	}
 	_, why := b.StoreErr()
 	require.ErrorContains(t, why, "start it anew")
@@ -158,7 +158,7 @@ func TestStuckStore(t *testing.T) {
 	select {
 	case err := <-closedCh:
 		require.NoError(t, err)
-	case <-time.After(20 * time.Second):
+	case <-time.After(2 * time.Minute):
 		require.Fail(t, "the bus does not close")
 	}
 }
@@ -177,7 +177,10 @@ func TestRunawayStore(t *testing.T) {
 	require.NoError(t, err)
 	stuck := func() bool { // once; the guard may be faster, and close the store before the write
 		bucket, err := kv.Open(t.Context(), b, kv.Config{Bucket: "full" + strconv.FormatInt(time.Now().UnixNano(), 36), MaxBytes: 1 << 20})
-		require.NoError(t, err)
+		if err != nil { // the write before this one has met the loop, late
+			<-b.StoreStuck()
+			return true
+		}
 		free := bustest.FillDisk(t, dir)
 		defer free()
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
@@ -201,7 +204,7 @@ func TestRunawayStore(t *testing.T) {
 			case <-changedCh:
 			case <-b.StoreStuck():
 				return false
-			case <-time.After(20 * time.Second):
+			case <-time.After(2 * time.Minute):
 				require.Fail(t, "the store does not come back by itself", "%v", err)
 			}
 		}
@@ -228,7 +231,7 @@ func TestWornStore(t *testing.T) {
 	change := func(changedCh <-chan struct{}) {
 		select {
 		case <-changedCh:
-		case <-time.After(20 * time.Second):
+		case <-time.After(2 * time.Minute):
 			require.Fail(t, "the store does not change")
 		}
 	}
@@ -245,7 +248,7 @@ func TestWornStore(t *testing.T) {
 	}
 	select {
 	case <-b.StoreStuck():
-	case <-time.After(20 * time.Second):
+	case <-time.After(2 * time.Minute):
 		require.Fail(t, "the store is opened again")
 	}
 	_, err = b.StoreErr()

@@ -27,7 +27,7 @@ func TestDamagedConfigurationLosesNoKey(t *testing.T) {
 			require.NoError(t, err)
 			revision, err := openBucket(t, b).Put(t.Context(), "k", []byte("v"))
 			require.NoError(t, err)
-			require.Eventually(t, func() bool { _, err := os.Stat(filepath.Join(store, "meta", "KV_test", "meta.sum")); return err == nil }, 20*time.Second, 20*time.Millisecond)
+			require.Eventually(t, func() bool { _, err := os.Stat(filepath.Join(store, "meta", "KV_test", "meta.sum")); return err == nil }, 2*time.Minute, 20*time.Millisecond)
 			require.NoError(t, b.Close())
 			require.NoError(t, os.Truncate(filepath.Join(dir, damage), 0))
 

@@ -9,6 +9,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/calls"
 	"troupe/bus/wire"
 	"troupe/dispatch/plan"
 )
@@ -33,8 +34,8 @@ func TestEncodedCall(t *testing.T) {
 	overCh := make(chan struct{})
 	f, err := group.Go(patient(t), Call{
 		Method: "sum", Encoded: &Encoded{Plan: p, Bodies: [][]byte{body([]int{1, 2, 3}), body([]int{4})}},
-		ArrivedFunc: func(*bus.Gather) { arrivals.Add(1) },
-		OverFunc: func(g *bus.Gather) {
+		ArrivedFunc: func(*calls.Gather) { arrivals.Add(1) },
+		OverFunc: func(g *calls.Gather) {
 			if ends.Add(1) == 1 {
 				close(overCh)
 			}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/calls"
 	"troupe/bus/wire"
 	"troupe/dispatch/plan"
 )
@@ -18,7 +19,7 @@ import (
 // Future is a call in flight. It can be awaited, cancelled, streamed, asked for the progress of each rank, and given to
 // another call as an argument. It is safe for concurrent use, except Stream, which one goroutine may use.
 type Future struct {
-	gather  *bus.Gather
+	gather  *calls.Gather
 	shards  *plan.Shards
 	call    Call
 	role    string
@@ -39,7 +40,7 @@ func (f *Future) Done() <-chan struct{} { return f.gather.Done() }
 func (f *Future) Cancel() { f.gather.Cancel() }
 
 // Progress returns the progress of each rank.
-func (f *Future) Progress() []bus.Progress { return f.gather.Progress() }
+func (f *Future) Progress() []calls.Progress { return f.gather.Progress() }
 
 // Wait waits for the end of the call and returns its error. The end of ctx ends the wait and not the call, unless ctx
 // is the context of the call.
@@ -74,16 +75,16 @@ func (f *Future) over(ctx context.Context) bool {
 }
 
 // Answers are the answers of the called ranks, in the order of the parts. The call must be over.
-func (f *Future) Answers() []bus.Answer { return f.gather.Answers() }
+func (f *Future) Answers() []calls.Answer { return f.gather.Answers() }
 
 // Stream yields every called rank's answer in order of arrival, until the call or ctx ends. A stopped Stream can be
 // continued.
-func (f *Future) Stream(ctx context.Context) iter.Seq2[bus.Answer, error] {
-	return func(yield func(bus.Answer, error) bool) {
+func (f *Future) Stream(ctx context.Context) iter.Seq2[calls.Answer, error] {
+	return func(yield func(calls.Answer, error) bool) {
 		for {
 			a, ok, err := f.gather.Next(ctx)
 			if err != nil {
-				yield(bus.Answer{}, err)
+				yield(calls.Answer{}, err)
 				return
 			}
 			if !ok || !yield(a, a.Err) {
@@ -256,7 +257,7 @@ func StreamOutcomes[R any](ctx context.Context, f *Future) iter.Seq[Outcome[R]] 
 	}
 }
 
-func outcomeOf[R any](f *Future, a bus.Answer) Outcome[R] {
+func outcomeOf[R any](f *Future, a calls.Answer) Outcome[R] {
 	o := Outcome[R]{Rank: a.Rank, Err: a.Err}
 	if a.Err == nil && f.body(a) != nil {
 		o.Err = decodeAnswer(f, a, &o.Value)
@@ -285,7 +286,7 @@ func decodeAnswers[R any](f *Future) (ranks []int, values []R, err error) {
 	return ranks, values, nil
 }
 
-func decodeAnswer(f *Future, a bus.Answer, v any) error {
+func decodeAnswer(f *Future, a calls.Answer, v any) error {
 	if err := wire.Unmarshal(f.body(a), v); err != nil {
 		e := bus.Errorf(bus.CodeMalformed, "the answer cannot be decoded into the requested type: %w", err)
 		e.Role, e.Rank, e.Method = f.role, a.Rank, f.call.Method

@@ -124,7 +124,7 @@ func TestFutureProgress(t *testing.T) {
 	}
 	require.Eventually(t, func() bool {
 		return strings.HasPrefix(seen(), "0 false running, 1 true") && strings.HasSuffix(seen(), "2 false running")
-	}, 20*time.Second, 5*time.Millisecond, "progress: %s", seen())
+	}, 2*time.Minute, 5*time.Millisecond, "progress: %s", seen())
 	require.Positive(t, f.Progress()[0].For)
 	gs.released[0] <- nil
 	gs.released[2] <- nil

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"troupe/bus"
+	"troupe/bus/calls"
 )
 
 // maxHeld bounds the calls of one process that wait for restarting ranks of a role.
@@ -29,7 +30,7 @@ type Gate struct {
 
 // heldCall is a call that waits.
 type heldCall struct {
-	gather *bus.Gather
+	gather *calls.Gather
 	ranks  []int
 	gens   func() map[int]uint32
 }
@@ -125,7 +126,7 @@ func (t *Gate) sendLocked() (sent bool) {
 	return sent
 }
 
-func isDone(g *bus.Gather) bool {
+func isDone(g *calls.Gather) bool {
 	select {
 	case <-g.Done():
 		return true
@@ -135,7 +136,7 @@ func isDone(g *bus.Gather) bool {
 }
 
 // scatter sends a call or lets it wait.
-func (t *Gate) scatter(ctx context.Context, g *Group, call bus.Call, noWait bool) (*bus.Gather, error) {
+func (t *Gate) scatter(ctx context.Context, g *Group, call calls.Call, noWait bool) (*calls.Gather, error) {
 	if !t.active.Load() {
 		return g.Endpoint.Scatter(ctx, call)
 	}

@@ -8,13 +8,15 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/calls"
+	"troupe/bus/values"
 	"troupe/bus/wire"
 	"troupe/dispatch/plan"
 )
 
 // Group is the address and the mesh of a running role. It is safe for concurrent use; its fields are set once.
 type Group struct {
-	Endpoint *bus.Endpoint
+	Endpoint *calls.Endpoint
 	To       bus.Address
 	Mesh     Mesh
 	MeshName string // the mesh whose slices the workers subscribe to
@@ -63,17 +65,19 @@ type Call struct {
 	// Encoded has the cut and encoded arguments, instead of Args, Named, Mode and Ranks.
 	Encoded *Encoded
 	// PreparedFunc is called with the call before it is sent, and may refuse it. It may be nil.
-	PreparedFunc func(*bus.Call) error
-	// ArrivedFunc and OverFunc report the progress of the call; see bus.Call.
-	ArrivedFunc func(*bus.Gather)
-	OverFunc    func(*bus.Gather)
-	// Memory holds large answers; see bus.Call.
-	Memory bus.Memory
-	// Keep, Counted, Arguments and OnDevice are about references; see bus.Call.
+	PreparedFunc func(*calls.Call) error
+	// ArrivedFunc and OverFunc report the progress of the call; see calls.Call.
+	ArrivedFunc func(*calls.Gather)
+	OverFunc    func(*calls.Gather)
+	// Memory holds large answers; see calls.Call.
+	Memory values.Memory
+	// Keep, Counted, Arguments and OnDevice are about references; see calls.Call.
 	Keep      bool
 	Counted   bool
 	Arguments []wire.Reference
 	OnDevice  bool
+	// Inside are the references inside arguments. The caller keeps them until OverFunc has returned.
+	Inside []wire.Reference
 }
 
 // Encoded is arguments that the caller has cut for a plan and encoded: one body for each part. The bodies must not
@@ -81,7 +85,7 @@ type Call struct {
 type Encoded struct {
 	Plan   *plan.Plan
 	Bodies [][]byte
-	// DoneFunc is called when the body of a part is no longer read; see bus.Part. It may be nil.
+	// DoneFunc is called when the body of a part is no longer read; see calls.Part. It may be nil.
 	DoneFunc func(part int)
 }
 
@@ -106,17 +110,17 @@ func (g *Group) Go(ctx context.Context, c Call) (*Future, error) {
 		release = sync.OnceFunc(func() { g.Endpoint.References().Release(named...) })
 		call.Arguments = append(call.Arguments, named...)
 		over := call.OverFunc
-		call.OverFunc = func(gather *bus.Gather) {
-			release()
+		call.OverFunc = func(gather *calls.Gather) {
 			if over != nil {
 				over(gather)
 			}
+			release()
 		}
 	}
 	if c.PreparedFunc != nil {
 		err = c.PreparedFunc(&call)
 	}
-	var gather *bus.Gather
+	var gather *calls.Gather
 	if err == nil {
 		gather, err = g.scatter(ctx, c, call)
 	}
@@ -132,7 +136,7 @@ func (g *Group) Go(ctx context.Context, c Call) (*Future, error) {
 }
 
 // scatter sends the call, or lets it wait for restarting ranks.
-func (g *Group) scatter(ctx context.Context, c Call, call bus.Call) (*bus.Gather, error) {
+func (g *Group) scatter(ctx context.Context, c Call, call calls.Call) (*calls.Gather, error) {
 	if g.Gate == nil || c.Control {
 		return g.Endpoint.Scatter(ctx, call)
 	}
@@ -148,15 +152,15 @@ func (g *Group) gens() map[int]uint32 {
 }
 
 // prepare makes the bus call, with every check that needs no message.
-func (g *Group) prepare(ctx context.Context, c Call, named *[]wire.Reference) (*plan.Shards, bus.Call, error) {
+func (g *Group) prepare(ctx context.Context, c Call, named *[]wire.Reference) (*plan.Shards, calls.Call, error) {
 	if err := c.check(); err != nil {
-		return nil, bus.Call{}, err
+		return nil, calls.Call{}, err
 	}
 	shards, parts, err := g.parts(ctx, c, named)
 	if err != nil {
-		return nil, bus.Call{}, err
+		return nil, calls.Call{}, err
 	}
-	call := bus.Call{
+	call := calls.Call{
 		To: g.To, Method: c.Method, Object: c.Object, Control: c.Control, Ordered: g.Ordered && !c.Control,
 		World: g.Mesh.World(), Parts: parts, Trace: c.Trace, Meta: c.Meta, AskAfter: c.AskAfter, Timeout: c.Timeout,
 		FailFast: !c.CollectAll && c.Need == 0, Need: c.Need, ArrivedFunc: c.ArrivedFunc, OverFunc: c.OverFunc, Memory: c.Memory,
@@ -176,7 +180,7 @@ func (g *Group) prepare(ctx context.Context, c Call, named *[]wire.Reference) (*
 }
 
 // parts cuts and encodes the arguments, unless the caller has done so.
-func (g *Group) parts(ctx context.Context, c Call, named *[]wire.Reference) (*plan.Shards, []bus.Part, error) {
+func (g *Group) parts(ctx context.Context, c Call, named *[]wire.Reference) (*plan.Shards, []calls.Part, error) {
 	if c.Encoded != nil {
 		return &plan.Shards{Plan: c.Encoded.Plan}, g.encoded(c.Encoded), nil
 	}
@@ -188,11 +192,11 @@ func (g *Group) parts(ctx context.Context, c Call, named *[]wire.Reference) (*pl
 	return shards, parts, err
 }
 
-func (g *Group) encoded(e *Encoded) []bus.Part {
-	parts := make([]bus.Part, len(e.Plan.Parts))
+func (g *Group) encoded(e *Encoded) []calls.Part {
+	parts := make([]calls.Part, len(e.Plan.Parts))
 	for i, p := range e.Plan.Parts {
-		parts[i] = bus.Part{Scope: g.scope(p.Target), Ranks: p.Ranks, Some: p.Target.Partial, NoData: p.Shard == plan.NoData, Body: e.Bodies[i]}
-		if e.DoneFunc != nil && len(e.Bodies[i]) > bus.MaxInline {
+		parts[i] = calls.Part{Scope: g.scope(p.Target), Ranks: p.Ranks, Some: p.Target.Partial, NoData: p.Shard == plan.NoData, Body: e.Bodies[i]}
+		if e.DoneFunc != nil && len(e.Bodies[i]) > values.MaxInline {
 			parts[i].DoneFunc = func() { e.DoneFunc(i) }
 		}
 	}
@@ -304,15 +308,15 @@ func (g *Group) planOf(c Call) (*plan.Plan, error) {
 }
 
 // encode makes the body of each part. An argument that all parts share is encoded once.
-func (g *Group) encode(s *plan.Shards, names []string) ([]bus.Part, error) {
+func (g *Group) encode(s *plan.Shards, names []string) ([]calls.Part, error) {
 	e := argEncoder{shards: s, names: names}
-	parts := make([]bus.Part, len(s.Plan.Parts))
+	parts := make([]calls.Part, len(s.Plan.Parts))
 	for i, p := range s.Plan.Parts {
 		body, err := e.body(p)
 		if err != nil {
 			return nil, err
 		}
-		parts[i] = bus.Part{Scope: g.scope(p.Target), Ranks: p.Ranks, Some: p.Target.Partial, NoData: p.Shard == plan.NoData, Body: body}
+		parts[i] = calls.Part{Scope: g.scope(p.Target), Ranks: p.Ranks, Some: p.Target.Partial, NoData: p.Shard == plan.NoData, Body: body}
 	}
 	return parts, nil
 }
@@ -364,12 +368,12 @@ func (e *argEncoder) value(b []byte, i int, v any) ([]byte, error) {
 	return b, err
 }
 
-func (g *Group) scope(t plan.Target) bus.Scope {
+func (g *Group) scope(t plan.Target) calls.Scope {
 	switch t.Kind {
 	case plan.ToRank:
-		return bus.OneRank(t.N)
+		return calls.OneRank(t.N)
 	case plan.ToSlice:
-		return bus.DPSlice(g.MeshName, t.N)
+		return calls.DPSlice(g.MeshName, t.N)
 	}
-	return bus.Everyone()
+	return calls.Everyone()
 }

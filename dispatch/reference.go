@@ -6,17 +6,19 @@ import (
 	"sync"
 
 	"troupe/bus"
+	"troupe/bus/calls"
+	"troupe/bus/values"
 	"troupe/bus/wire"
 	"troupe/dispatch/plan"
 )
 
-// Reference names a value that its owner keeps while a process refers to it: of bus.References.Put, or the answer of a call
+// Reference names a value that its owner keeps while a process refers to it: of values.References.Put, or the answer of a call
 // (Future.Reference). As an argument of a call it is replaced by its value, which the worker fetches from where it lies; inside an
 // argument it arrives as a Reference, and the method that keeps it retains it.
 type Reference = wire.Reference
 
 // Reference is a reference to the answer of a call that collects one rank, also before the answer is there. It has one use, which
-// the caller ends with bus.References.Release. The call has Keep: a large answer stays with its worker.
+// the caller ends with values.References.Release. The call has Keep: a large answer stays with its worker.
 func (f *Future) Reference() (Reference, error) {
 	if f.answers == nil || !f.call.Keep {
 		return Reference{}, invalid("%s on %s was called without Call.Keep, which references to its answer need", f.call.Method, f.role)
@@ -29,8 +31,8 @@ func (f *Future) Reference() (Reference, error) {
 
 // futureAnswers are the references to the answers of one call. They are released when its Future is not used any more.
 type futureAnswers struct {
-	gather *bus.Gather
-	refs   *bus.References
+	gather *calls.Gather
+	refs   *values.References
 
 	mu      sync.Mutex // guards what follows
 	rank    int        // of the promise
@@ -63,12 +65,13 @@ func (a *futureAnswers) settle() {
 	defer a.mu.Unlock()
 	if !a.promise.IsZero() && !a.settled {
 		a.settled = true
-		a.refs.Fulfil(a.promise, a.gather.Answer(a.rank))
+		answer := a.gather.Answer(a.rank)
+		a.refs.Fulfil(a.promise, answer.Result())
 	}
 }
 
 // kept is the name of a kept answer: the promise has taken over the one of its rank. The call must be over.
-func (a *futureAnswers) kept(answer bus.Answer) Reference {
+func (a *futureAnswers) kept(answer calls.Answer) Reference {
 	a.settle()
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -91,7 +94,7 @@ func (a *futureAnswers) release() {
 }
 
 // newAnswers has the references of the call released with the Future.
-func (f *Future) newAnswers(refs *bus.References) {
+func (f *Future) newAnswers(refs *values.References) {
 	f.answers = &futureAnswers{gather: f.gather, refs: refs}
 	if f.call.Keep {
 		runtime.AddCleanup(f, func(a *futureAnswers) { bus.Go(a.release) }, f.answers)
@@ -124,7 +127,7 @@ func (f *Future) Fetch(ctx context.Context) error {
 }
 
 // Get waits for the value of a reference and decodes it.
-func Get[T any](ctx context.Context, refs *bus.References, ref Reference) (T, error) {
+func Get[T any](ctx context.Context, refs *values.References, ref Reference) (T, error) {
 	var out T
 	v, err := get(ctx, refs, ref)
 	if err != nil {
@@ -134,24 +137,24 @@ func Get[T any](ctx context.Context, refs *bus.References, ref Reference) (T, er
 	return out, wire.Unmarshal(v.Body, &out)
 }
 
-func get(ctx context.Context, refs *bus.References, ref Reference) (bus.Value, error) {
+func get(ctx context.Context, refs *values.References, ref Reference) (values.Value, error) {
 	type outcome struct {
-		value bus.Value
+		value values.Value
 		err   error
 	}
 	ch := make(chan outcome, 1)
-	cancel := refs.Get(ref, nil, func(v bus.Value, err error) { ch <- outcome{v, err} })
+	cancel := refs.Get(ref, nil, func(v values.Value, err error) { ch <- outcome{v, err} })
 	select {
 	case got := <-ch:
 		return got.value, got.err
 	case <-ctx.Done():
 		cancel()
-		return bus.Value{}, bus.Errorf(bus.CodeOf(ctx.Err()), "waiting for the value of a reference ended: %w", ctx.Err())
+		return values.Value{}, bus.Errorf(bus.CodeOf(ctx.Err()), "waiting for the value of a reference ended: %w", ctx.Err())
 	}
 }
 
 // body is the body of an answer, fetched if it stayed with its worker.
-func (f *Future) body(a bus.Answer) []byte {
+func (f *Future) body(a calls.Answer) []byte {
 	if !f.call.Keep || a.Body != nil {
 		return a.Body
 	}

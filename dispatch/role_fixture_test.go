@@ -11,6 +11,7 @@ import (
 	"troupe/actors"
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/bus/calls"
 	"troupe/bus/wire"
 )
 
@@ -39,7 +40,7 @@ func newBusFixture(t testing.TB) *busFixture { return &busFixture{t, bustest.Ope
 
 // patient is a context with a long timeout, for calls that must end earlier.
 func patient(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -84,7 +85,7 @@ func (s *busFixture) dial(name string) *bus.Bus {
 }
 
 func (s *busFixture) start(b *bus.Bus, to bus.Address, mesh Mesh, class *actors.Class, ranks ...int) {
-	ep, err := b.Endpoint(to.Namespace)
+	ep, err := calls.Open(b, to.Namespace)
 	require.NoError(s.t, err)
 	host, err := actors.NewHost(ep, actors.HostConfig{Classes: []*actors.Class{class}, Node: "node-a"})
 	require.NoError(s.t, err)
@@ -101,7 +102,7 @@ func (s *busFixture) start(b *bus.Bus, to bus.Address, mesh Mesh, class *actors.
 
 // newGroup is a group on its own connection.
 func (s *busFixture) newGroup(to bus.Address, mesh Mesh) *Group {
-	ep, err := s.dial("driver").Endpoint(to.Namespace)
+	ep, err := calls.Open(s.dial("driver"), to.Namespace)
 	require.NoError(s.t, err)
 	return &Group{Endpoint: ep, To: to, Mesh: mesh, MeshName: "main"}
 }

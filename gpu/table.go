@@ -19,16 +19,21 @@ type Row struct {
 
 // Holder is a worker that holds a device.
 type Holder struct {
-	Role  string `json:"role" msgpack:"role"`
-	Rank  int    `json:"rank" msgpack:"rank"`
-	Milli int    `json:"milli" msgpack:"milli"` // thousandths of the device; 0 and 1000 mean all of it
+	Namespace string `json:"namespace,omitempty" msgpack:"namespace,omitempty"` // empty: none is known
+	Role      string `json:"role" msgpack:"role"`
+	Rank      int    `json:"rank" msgpack:"rank"`
+	Milli     int    `json:"milli" msgpack:"milli"` // thousandths of the device; 0 and 1000 mean all of it
 }
 
 func (h Holder) String() string {
-	if h.Milli == 0 || h.Milli == whole {
-		return fmt.Sprintf("%s/%d", h.Role, h.Rank)
+	name := fmt.Sprintf("%s/%d", h.Role, h.Rank)
+	if h.Namespace != "" {
+		name = h.Namespace + "/" + name
 	}
-	return fmt.Sprintf("%s/%d %d‰", h.Role, h.Rank, h.Milli)
+	if h.Milli == 0 || h.Milli == whole {
+		return name
+	}
+	return fmt.Sprintf("%s %d‰", name, h.Milli)
 }
 
 // Table formats the rows in the order given, with a heading and a line of totals. The name of a node is shown in its

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/values"
 	"troupe/bus/wire"
 	"troupe/nodes/capture"
 	"troupe/nodes/folders"
@@ -47,7 +48,7 @@ type Agent struct {
 	nodes       []*localNode
 	ports       portLeases
 	folders     *folders.Cache
-	chunks      chunkStore
+	exchange    *values.Exchange
 	debuggers   debugSessionsOf
 	group       sync.WaitGroup // the goroutines of workers and requests
 
@@ -100,6 +101,7 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 	if err := a.killOrphans(); err != nil {
 		return err
 	}
+	a.exchange = values.NewExchange(a.cfg.Bus, bus.NodesNamespace)
 	a.folders = folders.NewCache(a.cfg.Bus, filepath.Join(a.cfg.Dir, foldersDir))
 	if a.pipes, err = capture.NewPoller(); err != nil {
 		return bus.Errorf(bus.CodeUnavailable, "watch the output of workers: %w", err)
@@ -129,7 +131,11 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 	}
 	reporters.Go(bus.Guard(func() { a.callReady(run) }))
 	err = a.maintain(ctx, failedCh)
-	a.stopWorkers()
+	why := "the agent of its node was stopped"
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
+		why = cause.Error()
+	}
+	a.stopWorkers(why)
 	a.forkServers.close()
 	stop() // only now: no worker is left on the nodes
 	reporters.Wait()
@@ -139,6 +145,7 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 	a.mu.Lock()
 	a.closed = true
 	a.mu.Unlock()
+	a.exchange.Close() // ends requests that are being pulled
 	a.group.Wait()
 	return ended(ctx, err)
 }
@@ -237,7 +244,7 @@ func (a *Agent) maintain(ctx context.Context, failedCh <-chan error) error {
 }
 
 // stopWorkers refuses new workers and stops the running ones.
-func (a *Agent) stopWorkers() {
+func (a *Agent) stopWorkers(why string) {
 	a.mu.Lock()
 	a.closing = true
 	a.mu.Unlock()
@@ -246,7 +253,7 @@ func (a *Agent) stopWorkers() {
 		all = append(all, s.all()...)
 	}
 	for _, w := range all {
-		w.stop(a.cfg.Grace, "the agent of its node was stopped")
+		w.stop(a.cfg.Grace, why)
 	}
 	late := time.After(a.cfg.Grace + termGrace + killTimeout)
 	for _, w := range all {
@@ -353,29 +360,38 @@ func (a *Agent) hostedRoles() map[bus.Address]bool {
 
 // serve answers one request.
 func (a *Agent) serve(s *localNode, m *bus.Msg) {
-	var req request
-	var r reply
-	if err := wire.Unmarshal(m.Data, &req); err != nil {
-		r = failed(bus.Errorf(bus.CodeMalformed, "node %s: the request is malformed: %w", s.name, err))
-	} else {
-		r = a.answer(s, req)
+	data, err := a.answerTo(s, m)
+	if err == nil {
+		err = a.exchange.Respond(m, data)
 	}
-	data, err := wire.Marshal(r)
-	if part := chunkSizeOf(a.cfg.Bus); err == nil && len(data) > part {
-		var first chunk
-		if first, err = a.chunks.keep(data, part, time.Now()); err == nil {
-			data, err = wire.Marshal(reply{Chunk: &first})
-		}
+	if err != nil && bus.CodeOf(err) != bus.CodeUnavailable {
+		data, _ = wire.Marshal(failed(fmt.Errorf("node %s: %w", s.name, err))) // an error reply always fits
+		err = a.cfg.Bus.Respond(m, data)
 	}
 	if err != nil {
-		data, _ = wire.Marshal(failed(fmt.Errorf("node %s: %w", s.name, err))) // an error reply always fits
-	}
-	if err := m.Respond(data); err != nil {
 		a.cfg.Logger.Debug("nodes: sending an answer failed; the client repeats its request", "node", s.name, "error", err)
 	}
 }
 
+// answerTo is the encoded answer to a request, which is pulled if it is long.
+func (a *Agent) answerTo(s *localNode, m *bus.Msg) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), askLimit)
+	defer cancel()
+	data, err := a.exchange.Read(ctx, m)
+	if err != nil {
+		return nil, err
+	}
+	var req request
+	if err := wire.Unmarshal(data, &req); err != nil {
+		return wire.Marshal(failed(bus.Errorf(bus.CodeMalformed, "node %s: the request is malformed: %w", s.name, err)))
+	}
+	return wire.Marshal(a.answer(s, req))
+}
+
 func (a *Agent) answer(s *localNode, req request) reply {
+	if err := req.check(); err != nil {
+		return failed(err)
+	}
 	switch {
 	case req.Op == opLaunch && req.Launch != nil:
 		return s.launch(*req.Launch)
@@ -393,38 +409,11 @@ func (a *Agent) answer(s *localNode, req request) reply {
 		return s.inspect(*req.Role, *req.Inspect)
 	case req.Op == opDebug && req.Debug != nil && req.Role != nil:
 		return s.debug(*req.Role, *req.Debug)
-	case req.Op == opPart && req.Chunk != nil:
-		return a.part(s, *req.Chunk)
-	case req.Op == opRest && req.Chunk != nil:
-		p, err := a.chunks.rest(*req.Chunk, chunkSizeOf(a.cfg.Bus), time.Now())
-		if err != nil {
-			return failed(err)
-		}
-		return reply{Chunk: &p}
 	}
 	return failed(bus.Errorf(bus.CodeVersion, "node %s: the agent does not support %q; it may be older than the client: upgrade it", s.name, req.Op))
 }
 
-// part adds one part of a long request, and answers the request with its last part.
-func (a *Agent) part(s *localNode, ask chunkRequest) reply {
-	whole, have, err := a.chunks.add(ask, time.Now())
-	switch {
-	case err != nil:
-		return failed(err)
-	case whole == nil:
-		return reply{Chunk: &chunk{ID: ask.ID, Have: have, Total: ask.Total}}
-	}
-	var req request
-	if err := wire.Unmarshal(whole, &req); err != nil || req.Op == opPart {
-		return failed(bus.Errorf(bus.CodeMalformed, "node %s: the request is malformed: %w", s.name, err))
-	}
-	return a.answer(s, req)
-}
-
 func (a *Agent) leasePorts(ask portsRequest) reply {
-	if err := ask.Holder.check(); err != nil {
-		return failed(err)
-	}
 	if a.isClosing() {
 		return failed(errClosing)
 	}

@@ -3,26 +3,29 @@ package nodes
 import (
 	"context"
 	"errors"
-	"slices"
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/values"
 	"troupe/bus/wire"
 )
 
 const (
 	askLimit     = time.Minute                // deadline of a request whose context has none
 	askTry       = answerWithin + time.Second // for one message and its answer; then the request is repeated
-	pendingDelay = 10 * time.Millisecond      // before the request is repeated whose answer is not ready
+	pendingDelay = 10 * time.Millisecond      // before a request is repeated because its answer is not ready
 )
 
-// Client sends requests to agents. It is safe for concurrent use and has no state. A request may reach an agent more
+// Client sends requests to agents. It is safe for concurrent use. A request may reach an agent more
 // than once and has one effect. It is repeated until an agent has answered or the context has ended, and for a minute
 // if the context has no deadline. An error from an agent names the node.
-type Client struct{ b *bus.Bus }
+type Client struct {
+	b        *bus.Bus
+	exchange *values.Exchange
+}
 
 // NewClient makes a client on a connection that the caller closes.
-func NewClient(b *bus.Bus) *Client { return &Client{b} }
+func NewClient(b *bus.Bus) *Client { return &Client{b, values.NewExchange(b, bus.NodesNamespace)} }
 
 // Launch starts workers of one role on one node and returns the outcome of each, in their order. A worker that was
 // started before, by this launch or an earlier one, is left unchanged.
@@ -63,13 +66,13 @@ func (c *Client) Workers(ctx context.Context, node string) ([]Status, error) {
 // WorkersOf is Workers for one role. An agent remembers thousands of exited workers: the list of all of them is long.
 func (c *Client) WorkersOf(ctx context.Context, node string, role bus.Address) ([]Status, error) {
 	r, err := c.ask(ctx, request{Op: opWorkers, Node: node, Role: &role})
-	return slices.DeleteFunc(r.Workers, func(s Status) bool { return s.ID.Address() != role }), err // older agents list all
+	return r.Workers, err
 }
 
 // Running is Workers without the exited ones.
 func (c *Client) Running(ctx context.Context, node string) ([]Status, error) {
 	r, err := c.ask(ctx, request{Op: opWorkers, Node: node, Running: true})
-	return slices.DeleteFunc(r.Workers, func(s Status) bool { return s.Exit != nil }), err // older agents list all
+	return r.Workers, err
 }
 
 // Ports leases n ports of a node for the role of the holder, and returns the address at which other nodes reach them.
@@ -166,64 +169,9 @@ func unanswered(ctx context.Context, req request, last error) error {
 	return e.WithCause(ctx.Err())
 }
 
-// send sends one request and returns its answer. Both are split into parts when they exceed the size of a message.
+// send sends one request and returns its answer.
 func (c *Client) send(ctx context.Context, node string, data []byte) (reply, error) {
-	limit := c.chunkSize()
-	if len(data) <= limit {
-		r, err := c.message(ctx, node, data)
-		return c.assemble(ctx, node, r, err)
-	}
-	id := bus.NewID()
-	for offset := 0; ; {
-		end := min(offset+limit, len(data))
-		r, err := c.sendChunk(ctx, node, opPart, chunkRequest{ID: id, Offset: offset, Total: len(data), Data: data[offset:end]})
-		if err != nil || r.Chunk == nil || r.Chunk.ID != id {
-			return c.assemble(ctx, node, r, err)
-		}
-		offset = r.Chunk.Have
-		if ctx.Err() != nil {
-			return reply{}, ctx.Err()
-		}
-	}
-}
-
-// assemble fetches the other parts of an answer that came in parts.
-func (c *Client) assemble(ctx context.Context, node string, r reply, err error) (reply, error) {
-	if err != nil || r.Chunk == nil {
-		return r, err
-	}
-	first := *r.Chunk
-	data := append(make([]byte, 0, first.Total), first.Data...)
-	for len(data) < first.Total {
-		r, err := c.sendChunk(ctx, node, opRest, chunkRequest{ID: first.ID, Offset: len(data), Total: first.Total})
-		if err != nil || r.Err != nil {
-			return r, err
-		}
-		if r.Chunk == nil || len(r.Chunk.Data) == 0 {
-			return reply{}, bus.Errorf(bus.CodeMalformed, "node %s: an answer of %d bytes stops after %d", node, first.Total, len(data))
-		}
-		data = append(data, r.Chunk.Data...)
-	}
-	var out reply
-	if err := wire.Unmarshal(data, &out); err != nil {
-		return reply{}, bus.Errorf(bus.CodeMalformed, "the answer of node %s: %w", node, err)
-	}
-	return out, nil
-}
-
-func (c *Client) sendChunk(ctx context.Context, node, op string, ask chunkRequest) (reply, error) {
-	data, err := wire.Marshal(request{Op: op, Node: node, Chunk: &ask})
-	if err != nil {
-		return reply{}, err
-	}
-	return c.message(ctx, node, data)
-}
-
-// message sends one message and returns its answer.
-func (c *Client) message(ctx context.Context, node string, data []byte) (reply, error) {
-	ctx, cancel := context.WithTimeout(ctx, askTry)
-	defer cancel()
-	m, err := c.b.Request(ctx, bus.NodeDo(node), data)
+	data, err := c.exchange.Request(ctx, bus.NodeDo(node), data, askTry)
 	switch {
 	case errors.Is(err, bus.ErrNoResponders):
 		return reply{}, bus.Errorf(bus.CodeUnavailable, "no agent of that node is connected")
@@ -233,13 +181,8 @@ func (c *Client) message(ctx context.Context, node string, data []byte) (reply, 
 		return reply{}, bus.Errorf(bus.CodeUnavailable, "%w", err)
 	}
 	var r reply
-	if err := wire.Unmarshal(m.Data, &r); err != nil {
+	if err := wire.Unmarshal(data, &r); err != nil {
 		return reply{}, bus.Errorf(bus.CodeMalformed, "the answer of node %s: %w", node, err)
 	}
 	return r, nil
 }
-
-// chunkSize is the number of bytes of a request or an answer in one message.
-func (c *Client) chunkSize() int { return chunkSizeOf(c.b) }
-
-func chunkSizeOf(b *bus.Bus) int { return b.MaxPayload() - chunkOverhead }

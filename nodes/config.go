@@ -13,12 +13,11 @@ import (
 
 	"troupe/bus"
 	"troupe/gpu"
+	"troupe/nodes/evidence"
 	"troupe/nodes/protocol"
 )
 
 const (
-	defaultLease   = 15 * time.Second
-	defaultBeat    = time.Second
 	reportEvery    = 5 // every fifth heartbeat carries the report even if it is unchanged
 	leaveTimeout   = 2 * time.Second
 	recheckTimeout = 10 * time.Second // how long a server that is back may take to answer whether it has the lease
@@ -84,10 +83,10 @@ func (c Config) withDefaults() Config {
 		c.OwnFunc = func(int) bool { return false }
 	}
 	if c.Lease == 0 {
-		c.Lease = defaultLease
+		c.Lease = evidence.NodeLease
 	}
 	if c.Beat == 0 {
-		c.Beat = defaultBeat
+		c.Beat = evidence.NodeBeat
 	}
 	if c.Read == 0 {
 		c.Read = c.Beat
@@ -116,7 +115,7 @@ func (c Config) validate() error {
 		bad("nodes.Config: Lease %v: set at least 1s, the resolution of the server", c.Lease)
 	}
 	for _, key := range slices.Sorted(maps.Keys(c.Labels)) {
-		errs = append(errs, bus.CheckName("label", key))
+		errs = append(errs, bus.CheckLabel(key))
 	}
 	return errors.Join(errs...)
 }

@@ -25,6 +25,8 @@ type Exit struct {
 	Why     string    `json:"why,omitempty" msgpack:"why"`         // stopped by an operator or by its agent, without a request of its driver
 	Last    []string  `json:"last,omitempty" msgpack:"last"`       // the last lines of output, at most 50
 	At      time.Time `json:"at" msgpack:"at"`
+	// LastError is the last line on stderr that is not blank, also if 50 lines on stdout followed.
+	LastError string `json:"last_error,omitempty" msgpack:"last_error,omitempty"`
 }
 
 // Failed reports whether the exit is a failure.

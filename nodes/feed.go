@@ -96,7 +96,7 @@ func (c *Client) ReceiveOutput(ctx context.Context, role bus.Address, f func(Out
 			received[batch.Feed] = batch.Number
 		}
 		if data, err := wire.Marshal(ack); err == nil {
-			_ = m.Respond(data) // a lost acknowledgement makes the agent repeat the message
+			_ = c.b.Respond(m, data) // a lost acknowledgement makes the agent repeat the message
 		}
 	})
 	if err != nil {

@@ -58,7 +58,7 @@ func (s *testAgent) servers() (pids []int) {
 // untilServers waits until there are so many fork servers, and returns their pids.
 func (s *testAgent) untilServers(n int) (pids []int) {
 	s.t.Helper()
-	require.Eventually(s.t, func() bool { pids = s.servers(); return len(pids) == n }, 20*time.Second, 5*time.Millisecond, "fork servers")
+	require.Eventually(s.t, func() bool { pids = s.servers(); return len(pids) == n }, 2*time.Minute, 5*time.Millisecond, "fork servers")
 	return pids
 }
 
@@ -89,7 +89,7 @@ func TestForkedWorkersOutliveTheirServer(t *testing.T) {
 	started := s.launch(l)
 	server := s.untilServers(1)[0]
 	require.NoError(t, syscall.Kill(server, syscall.SIGKILL))
-	require.Eventually(t, func() bool { return syscall.Kill(server, 0) == syscall.ESRCH }, 20*time.Second, time.Millisecond, "the agent has seen its end")
+	require.Eventually(t, func() bool { return syscall.Kill(server, 0) == syscall.ESRCH }, 2*time.Minute, time.Millisecond, "the agent has seen its end")
 	for _, w := range started {
 		require.True(t, alive(w.PID))
 	}

@@ -31,7 +31,7 @@ func TestWorkerOnARealGPU(t *testing.T) {
 	f := s.follow()
 	l := sh(`python3 -c 'import torch,time; x=torch.ones(1<<28, device="cuda:0"); torch.cuda.synchronize(); print("sees", torch.cuda.device_count(), flush=True); time.sleep(600)'`, 0)
 	started := s.launch(on(l, "r", 1, devices[0].UUID))
-	require.Eventually(t, func() bool { return len(f.ch) > 0 }, 2*time.Minute, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return len(f.ch) > 0 }, 2*2*time.Minute, 10*time.Millisecond)
 	require.Equal(t, "sees 1", (<-f.ch).Text)
 	busy := next(t, ch, func(beat protocol.Heartbeat) bool {
 		return beat.Report != nil && len(beat.Report.Devices[0].Sample.Processes) > 0

@@ -40,9 +40,9 @@ func (t *reportProgress) done() {
 	}
 }
 
-// wait returns when a reading made after this call has been published, or after most.
-func (t *reportProgress) wait(wakeCh chan struct{}, most time.Duration) {
-	timer := time.NewTimer(most)
+// wait returns when a reading made after this call has been published, or after the limit.
+func (t *reportProgress) wait(wakeCh chan struct{}, limit time.Duration) {
+	timer := time.NewTimer(limit)
 	defer timer.Stop()
 	t.mu.Lock()
 	t.asked++

@@ -57,7 +57,7 @@ func TestReportsOfRunningGrants(t *testing.T) {
 			}
 		}
 		return len(last.Running) == 0 && last.RunningComplete
-	}, time.Second, time.Millisecond)
+	}, 2*time.Minute, time.Millisecond)
 
 	// Workers of an ended grant are killed, those of another token are not, and no more are started under it.
 	first, second := sh(`exec sleep 1000`, 4), sh(`exec sleep 1000`, 5)

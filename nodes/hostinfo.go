@@ -52,7 +52,7 @@ type ClockReading struct {
 	Error  time.Duration
 }
 
-// Host asks the agent of a node about its machine and reads its clock. An agent that is too old to answer is bus.ErrVersion.
+// Host asks the agent of a node about its machine and reads its clock.
 func (c *Client) Host(ctx context.Context, node string) (HostInfo, ClockReading, error) {
 	sent := time.Now()
 	r, err := c.ask(ctx, request{Op: opHost, Node: node})

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -33,7 +34,33 @@ func lockDir(dir string) (unlock func(), identity string, err error) {
 		_ = f.Close()
 		return nil, "", bus.Errorf(bus.CodeInvalid, "the agent's identity: %w", err)
 	}
-	return func() { _ = f.Close() }, identity, nil
+	release, runs := bindIdentity(identity)
+	if runs {
+		_ = f.Close()
+		return nil, "", bus.Errorf(bus.CodeExists, "an agent runs that was started with the folder %s, which was replaced by a copy since; stop that agent", dir)
+	}
+	return func() { release(); _ = f.Close() }, identity, nil
+}
+
+// bindIdentity binds the socket of an agent's identity, in no file system: unlike the lock, it is not lost when the folder is replaced by a copy.
+// taken: another process has it.
+func bindIdentity(identity string) (release func(), taken bool) {
+	socket, err := net.Listen("unix", "@troupe-agent-"+identity)
+	if err != nil {
+		return func() {}, errors.Is(err, syscall.EADDRINUSE)
+	}
+	return func() { _ = socket.Close() }, false // nothing connects to it
+}
+
+// AgentRuns reports whether an agent of the run folder, or of the folder that it is a copy of, runs on this machine.
+func AgentRuns(dir string) bool {
+	identity, err := os.ReadFile(filepath.Join(dir, "identity"))
+	if err != nil {
+		return false
+	}
+	release, runs := bindIdentity(strings.TrimSpace(string(identity)))
+	release()
+	return runs
 }
 
 func keptIdentity(path string) (string, error) {

@@ -42,10 +42,10 @@ type Program struct {
 	Env map[string]string `msgpack:"env"`
 	// Visible is how the device variables name devices. Zero: local indices.
 	Visible gpu.Form `msgpack:"visible"`
-	// OwnVariables: the agent sets no variable of devices, and Env may have them. Older agents refuse such an Env.
+	// OwnVariables: the agent sets no variable of devices, and Env may have them.
 	OwnVariables bool `msgpack:"own_variables,omitempty"`
 	// Fork says that Command supports ForkServerArg: workers with the same Command, Dir, Folder and Env may be forked from one
-	// process, which has done their imports. Older agents, and agents whose system does not permit it, start each by Command.
+	// process, which has done their imports. Agents whose system does not permit it start each by Command.
 	Fork bool `msgpack:"fork,omitempty"`
 	// Warm is modules that the fork server imports before it forks, beside those of Command itself, and WarmPath the folders in
 	// which it looks for them after its own. Warm implies Fork.
@@ -65,7 +65,7 @@ type Launch struct {
 	Token       uint64  `msgpack:"token"`
 	Program     Program `msgpack:"program"`
 	Workers     []Start `msgpack:"workers"`
-	// Output is the part of the workers' output that is sent to the driver (Client.ReceiveOutput). Older agents send none.
+	// Output is the part of the workers' output that is sent to the driver (Client.ReceiveOutput).
 	Output OutputMode `msgpack:"output,omitempty"`
 	// OutputTo is the address whose output subject receives it. Nil: that of the role.
 	OutputTo *bus.Address `msgpack:"output_to,omitempty"`

@@ -30,7 +30,7 @@ func TestTailIsBounded(t *testing.T) {
 
 func TestLogFileRotates(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a", "b", "0.0.log")
-	f := logFile{path: path, most: 100}
+	f := logFile{path: path, limit: 100}
 	for i := range 40 {
 		f.add(time.Now(), 0, Stdout, []string{fmt.Sprintf("line %d", i)})
 		f.flush()

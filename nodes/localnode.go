@@ -114,7 +114,7 @@ func (s *localNode) subscribe() error {
 		case s.slotCh <- struct{}{}:
 		default:
 			data, _ := wire.Marshal(failed(bus.Errorf(bus.CodeBusy, "node %s is answering %d requests; repeat the request later", s.name, requestsMost)))
-			_ = m.Respond(data) // a lost answer makes the client repeat its request
+			_ = s.agent.cfg.Bus.Respond(m, data) // a lost answer makes the client repeat its request
 			return
 		}
 		if !s.agent.spawn(func() {
@@ -145,9 +145,6 @@ func (s *localNode) close() {
 
 // launch starts the workers that it does not know, and answers for all.
 func (s *localNode) launch(l Launch) reply {
-	if err := l.check(); err != nil {
-		return failed(err)
-	}
 	asked, fresh := s.addWorkers(l)
 	if len(fresh) > 0 {
 		wake(s.runningCh)
@@ -496,9 +493,9 @@ func (s *localNode) repeatExits() {
 	}
 }
 
-// within waits until a channel of each worker is closed; false: not within most.
-func within(most time.Duration, workers []*worker, ch func(*worker) chan struct{}) bool {
-	t := time.NewTimer(most)
+// within waits until a channel of each worker is closed; false: not within the limit.
+func within(limit time.Duration, workers []*worker, ch func(*worker) chan struct{}) bool {
+	t := time.NewTimer(limit)
 	defer t.Stop()
 	for _, w := range workers {
 		select {

@@ -20,8 +20,8 @@ const (
 // logFile is the file of one worker's output. A failed write does not block the worker: lost lines are counted, and the
 // file says so as soon as it can be written. One goroutine uses it at a time.
 type logFile struct {
-	path string
-	most int64 // bytes before rotation
+	path  string
+	limit int64 // bytes before rotation
 	// failedFunc is called with the first error, and again after a success.
 	failedFunc func(error)
 
@@ -66,7 +66,7 @@ func (f *logFile) flush() {
 		f.lost, f.reported = 0, false
 	}
 	f.buf, f.lines = f.buf[:0], 0
-	if f.size > f.most {
+	if f.size > f.limit {
 		f.rotate()
 	}
 }
@@ -164,9 +164,9 @@ func ReadLogFile(path string) ([]Line, error) {
 	return out, nil
 }
 
-// pruneLogs removes the oldest idle files under dir until the rest has at most most bytes, and folders that become
+// pruneLogs removes the oldest idle files under dir until the rest has at most limit bytes, and folders that become
 // empty.
-func pruneLogs(dir string, most int64, busy func(path string) bool) error {
+func pruneLogs(dir string, limit int64, busy func(path string) bool) error {
 	type file struct {
 		path string
 		size int64
@@ -186,7 +186,7 @@ func pruneLogs(dir string, most int64, busy func(path string) bool) error {
 	})
 	slices.SortFunc(files, func(a, b file) int { return a.at.Compare(b.at) })
 	for _, f := range files {
-		if total <= most {
+		if total <= limit {
 			break
 		}
 		if busy(f.path) {

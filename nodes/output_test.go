@@ -133,10 +133,10 @@ func TestRawOutputIsCompleteAndBlocksTheWorker(t *testing.T) {
 		before := blocked
 		blocked = printed()
 		return blocked > 0 && blocked == before
-	}, 20*time.Second, 500*time.Millisecond)
+	}, 2*time.Minute, 500*time.Millisecond)
 	require.Less(t, blocked, lines-200)
 	r.setBusy(false)
-	require.Eventually(t, func() bool { return strings.HasSuffix(r.stdout(), "no newline") }, 20*time.Second, 20*time.Millisecond)
+	require.Eventually(t, func() bool { return strings.HasSuffix(r.stdout(), "no newline") }, 2*time.Minute, 20*time.Millisecond)
 	var want strings.Builder
 	for i := range lines {
 		fmt.Fprintf(&want, "%0*d\r\n", width-2, i)
@@ -219,7 +219,7 @@ func TestOutputModes(t *testing.T) {
 // until waits for a line with the text.
 func (f followed) until(text string) nodes.Line {
 	f.t.Helper()
-	late := time.After(10 * time.Second)
+	late := time.After(2 * time.Minute)
 	for {
 		select {
 		case l := <-f.ch:
@@ -289,7 +289,7 @@ func TestFlushWhileTheWorkerPrints(t *testing.T) {
 			data, _ := os.ReadFile(path) // the worker may be writing it
 			printed, _ = strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64)
 			return printed > 0
-		}, 10*time.Second, time.Millisecond)
+		}, 2*time.Minute, time.Millisecond)
 		require.NoError(t, s.client.FlushOutput(t.Context(), "host", role))
 		require.GreaterOrEqual(t, last(), printed)
 	}

@@ -217,14 +217,12 @@ func (r *reporterRun) loop(ctx context.Context) error {
 	}
 }
 
-// requested handles a request for the report. An empty one, of an older leader, wants the last report.
+// requested handles a request for the report.
 func (r *reporterRun) requested(data []byte) {
 	var q protocol.ReportRequest
-	if len(data) > 0 {
-		if err := wire.Unmarshal(data, &q); err != nil {
-			r.Logger.Warn("nodes: a malformed report request", "node", r.Name, "error", err)
-			return
-		}
+	if err := wire.Unmarshal(data, &q); err != nil {
+		r.Logger.Warn("nodes: a malformed report request", "node", r.Name, "error", err)
+		return
 	}
 	if len(q.Ended) > 0 && r.EndFunc != nil {
 		r.EndFunc(q.Ended)

@@ -1,6 +1,7 @@
 package nodes
 
 import (
+	"errors"
 	"time"
 
 	"troupe/bus"
@@ -9,7 +10,7 @@ import (
 
 // Operations of requests on NodeDo. Requests and answers are msgpack maps, and every request may be repeated. An answer
 // that takes longer than patience comes as Pending, and the client repeats the request: so that neither side waits long
-// for a lost message. Messages that are too long are split, see chunks.go.
+// for a lost message. Long ones are pulled, see values.Exchange.
 const (
 	opLaunch  = "launch"
 	opStop    = "stop"
@@ -19,25 +20,21 @@ const (
 	opInspect = "inspect" // stacks of workers, or an interrupt
 	opDebug   = "debug"   // input and output of a worker's debugger
 	opHost    = "host"
-	opPart    = "part" // one part of a long request
-	opRest    = "rest" // the next part of a long answer
 )
 
 // answerWithin is how long an agent works on a request before it answers Pending.
 const answerWithin = time.Second
 
 type request struct {
-	Op     string        `msgpack:"op"`
-	Node   string        `msgpack:"node"`
-	Launch *Launch       `msgpack:"launch,omitempty"`
-	Stop   *stopRequest  `msgpack:"stop,omitempty"`
-	Ports  *portsRequest `msgpack:"ports,omitempty"`
-	Role   *bus.Address  `msgpack:"role,omitempty"` // whose output is flushed, or whose workers are listed; nil there: all
-	// Running lists running workers only. Older agents ignore it and list all.
-	Running bool            `msgpack:"running,omitempty"`
+	Op      string          `msgpack:"op"`
+	Node    string          `msgpack:"node"`
+	Launch  *Launch         `msgpack:"launch,omitempty"`
+	Stop    *stopRequest    `msgpack:"stop,omitempty"`
+	Ports   *portsRequest   `msgpack:"ports,omitempty"`
+	Role    *bus.Address    `msgpack:"role,omitempty"`    // whose output is flushed, or whose workers are listed; nil there: all
+	Running bool            `msgpack:"running,omitempty"` // lists running workers only
 	Inspect *inspectRequest `msgpack:"inspect,omitempty"`
 	Debug   *debugRequest   `msgpack:"debug,omitempty"`
-	Chunk   *chunkRequest   `msgpack:"parcel,omitempty"`
 }
 
 type stopRequest struct {
@@ -62,13 +59,32 @@ type reply struct {
 	Stored  uint64     `msgpack:"stored,omitempty"` // stream sequence of the stored output
 	// HostInfo answers opHost.
 	HostInfo *HostInfo `msgpack:"host_info,omitempty"`
-	Chunk    *chunk    `msgpack:"parcel,omitempty"` // this is a part of the answer
 
 	Inspected []Inspected  `msgpack:"inspected,omitempty"`
 	Debug     *DebugOutput `msgpack:"debug,omitempty"`
 }
 
 func failed(err error) reply { return reply{Err: bus.AsError(err)} }
+
+// check refuses names that cannot be part of a subject, a key or a path.
+func (r request) check() error {
+	var errs []error
+	if r.Role != nil {
+		errs = append(errs, r.Role.Check())
+	}
+	if r.Stop != nil {
+		for _, id := range r.Stop.IDs {
+			errs = append(errs, id.check())
+		}
+	}
+	if r.Ports != nil {
+		errs = append(errs, r.Ports.Holder.check())
+	}
+	if r.Launch != nil {
+		errs = append(errs, r.Launch.check())
+	}
+	return errors.Join(errs...)
+}
 
 // check refuses an invalid launch before any of it is carried out.
 func (l Launch) check() error {
@@ -83,6 +99,14 @@ func (l Launch) check() error {
 	}
 	if l.OutputTo != nil {
 		if err := l.OutputTo.Check(); err != nil {
+			return err
+		}
+	}
+	for _, name := range []string{l.Reservation, l.Over} {
+		if name == "" {
+			continue
+		}
+		if err := bus.CheckName("reservation", name); err != nil {
 			return err
 		}
 	}

@@ -52,10 +52,12 @@ type worker struct {
 	// outMu guards the output.
 	outMu sync.Mutex
 	last  tail
-	seq   uint64
-	log   logFile
-	limit lineLimit
-	dying []OutputItem // the last lines on stderr, for the driver
+	// lastError is the last line on stderr that is not blank.
+	lastError string
+	seq       uint64
+	log       logFile
+	limit     lineLimit
+	dying     []OutputItem // the last lines on stderr, for the driver
 
 	feed      *outputFeed   // of the role's output to its driver; nil: none
 	exitingCh chan struct{} // closed when its process has exited and its output is read to the end
@@ -82,7 +84,7 @@ func newWorker(s *localNode, l Launch, start Start, identity string) *worker {
 		Start: start, node: s, launch: l, marker: marker, dir: s.agent.workerDir(marker), stopCh: make(chan struct{}),
 		startedCh: make(chan struct{}), endedCh: make(chan struct{}), goneCh: make(chan struct{}), exitingCh: make(chan struct{}),
 	}
-	w.log = logFile{path: logPath(cfg.LogDir, start.ID), most: cfg.LogFile, failedFunc: func(err error) { s.agent.logFailed(w, err) }}
+	w.log = logFile{path: logPath(cfg.LogDir, start.ID), limit: cfg.LogFile, failedFunc: func(err error) { s.agent.logFailed(w, err) }}
 	return w
 }
 
@@ -313,6 +315,9 @@ func (w *worker) addLines(stream OutputStream, texts []string) {
 	w.node.agent.uploader.add(w, stream, now, first, texts)
 	for _, text := range texts {
 		w.last.add(text)
+		if stream == Stderr && strings.TrimSpace(text) != "" {
+			w.lastError = text
+		}
 	}
 	if w.feed == nil || w.feed.mode == OutputRaw {
 		return
@@ -451,13 +456,13 @@ func (w *worker) cleanUp() {
 // ended records the exit and publishes it.
 func (w *worker) ended(child process, end exitStatus) {
 	w.outMu.Lock()
-	last := append([]string(nil), w.last.lines...)
+	last, lastError := append([]string(nil), w.last.lines...), w.lastError
 	w.outMu.Unlock()
 	oom := w.oomKilled(child.pid, end)
 	w.mu.Lock()
 	exit := Exit{
 		ID: w.ID, Name: w.Name, Node: w.node.name, PID: child.pid, Devices: w.Devices, Code: end.code, Asked: w.stopping && w.why == "", Why: w.why,
-		OOM: oom, Last: last, At: time.Now().UTC(),
+		OOM: oom, Last: last, LastError: lastError, At: time.Now().UTC(),
 	}
 	if end.code < 0 {
 		exit.Signal = signalName(end.signal)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/pipeline/spec"
 )
 
@@ -33,7 +34,8 @@ type ClaimedItem struct {
 	Priority int          `json:"priority,omitempty"`
 	Version  spec.Version `json:"version"`
 	Body     []byte       `json:"body,omitempty"`
-	Size     int          `json:"apart,omitempty"` // on the wire: length of a body that has to be fetched
+	// BodyRef names a body that does not fit into the message, on the wire alone.
+	BodyRef *wire.BodyRef `json:"body_ref,omitempty"`
 }
 
 // openClaims is the claims of other processes.
@@ -44,9 +46,10 @@ type openClaims struct {
 
 type openClaim struct {
 	batch      *Batch
-	holder     string        // subject that the holder answers on while it lives; empty: none
-	extendedCh chan struct{} // capacity one: the holder extended the claim
-	doneCh     chan struct{} // closed when the claim has ended
+	offered    []wire.BodyRef // bodies that do not fit into a message
+	holder     string         // subject that the holder answers on while it lives; empty: none
+	extendedCh chan struct{}  // capacity one: the holder extended the claim
+	doneCh     chan struct{}  // closed when the claim has ended
 }
 
 func (l *openClaims) find(id uint64) *openClaim {
@@ -67,6 +70,20 @@ func (l *openClaims) remove(id uint64) *openClaim {
 	return o
 }
 
+// endClaim removes a claim and withdraws its bodies; nil: it has ended.
+func (p *Pipeline) endClaim(id uint64) *openClaim {
+	o := p.claims.remove(id)
+	if o == nil || len(o.offered) == 0 {
+		return o
+	}
+	if store, err := p.exchange.Store(); err == nil { // it was opened when they were offered
+		for _, ref := range o.offered {
+			store.Withdraw(ref)
+		}
+	}
+	return o
+}
+
 // claimItems takes items from a sink for another process; none is no error.
 func (p *Pipeline) claimItems(ctx context.Context, stream string, n int, holder string) (claimResponse, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout/5)
@@ -79,28 +96,37 @@ func (p *Pipeline) claimItems(ctx context.Context, stream string, n int, holder 
 		return claimResponse{}, err
 	}
 	o := &openClaim{batch: b, holder: holder, extendedCh: make(chan struct{}, 1), doneCh: make(chan struct{})}
+	response, err := p.encodeClaim(o)
+	if err != nil {
+		return claimResponse{}, errors.Join(err, b.Nak(context.WithoutCancel(ctx)))
+	}
 	p.claims.mu.Lock()
 	p.claims.byID[b.id] = o
 	p.claims.mu.Unlock()
 	p.group.Go(bus.Guard(func() { p.watchClaim(o) }))
-	return p.encodeClaim(b), nil
+	return response, nil
 }
 
-// encodeClaim encodes a batch; bodies that do not fit into one message are fetched separately.
-func (p *Pipeline) encodeClaim(b *Batch) claimResponse {
-	l := claimResponse{ID: b.id, For: p.cfg.ClaimTimeout.Milliseconds()}
+// encodeClaim encodes a batch, and offers the bodies that do not fit into one message.
+func (p *Pipeline) encodeClaim(o *openClaim) (claimResponse, error) {
+	l := claimResponse{ID: o.batch.id, For: p.cfg.ClaimTimeout.Milliseconds()}
 	room := p.cfg.Bus.MaxPayload() / 2
-	for _, it := range b.Items {
+	for _, it := range o.batch.Items {
 		lent := ClaimedItem{ID: it.ID, Key: it.Key, Group: it.Group, Of: it.Of, Priority: it.Priority, Version: it.Version}
 		if room -= 4*len(it.Body)/3 + 1024; room > 0 {
 			lent.Body = it.Body
 		} else {
-			lent.Size = len(it.Body)
+			store, err := p.exchange.Store()
+			if err != nil {
+				return claimResponse{}, err
+			}
+			ref := store.OfferKept(it.Body, nil)
+			o.offered, lent.BodyRef = append(o.offered, ref), &ref
 			room += 4 * len(it.Body) / 3
 		}
 		l.Items = append(l.Items, lent)
 	}
-	return l
+	return l, nil
 }
 
 // watchClaim returns the items of a claim that was not extended in time, or whose holder has had no subscription for
@@ -124,7 +150,7 @@ func (p *Pipeline) watchClaim(o *openClaim) {
 			}
 		}
 	}
-	if p.claims.remove(o.batch.id) != nil {
+	if p.endClaim(o.batch.id) != nil {
 		_ = o.batch.Nak(p.ctx) // fails only if the pipeline ends
 	}
 }
@@ -159,7 +185,7 @@ var errClaimExpired = bus.Errorf(bus.CodeNotFound, "the claim has expired and it
 
 func (p *Pipeline) settleClaims(ctx context.Context, ids []uint64, done bool) error {
 	for _, id := range ids {
-		o := p.claims.remove(id)
+		o := p.endClaim(id)
 		if o == nil {
 			return errClaimExpired
 		}
@@ -168,16 +194,6 @@ func (p *Pipeline) settleClaims(ctx context.Context, ids []uint64, done bool) er
 		}
 	}
 	return nil
-}
-
-// serveClaimChunk serves a chunk of a claimed body.
-func (p *Pipeline) serveClaimChunk(m *bus.Msg) {
-	serveChunk(m, func(of uint64, item int) []byte {
-		if o := p.claims.find(of); o != nil && item >= 0 && item < len(o.batch.Items) {
-			return o.batch.Items[item].Body
-		}
-		return nil
-	})
 }
 
 // Claim is items of a sink that this process has claimed. It is extended in the background until Ack or Nak ends it.
@@ -194,12 +210,12 @@ type Claim struct {
 
 // Claim takes up to n items from a sink, 100 at most; nil when there was none within a second.
 func (c *Client) Claim(ctx context.Context, stream string, n int) (*Claim, error) {
-	holds, err := c.b.Subscribe(c.b.NewInbox(), func(m *bus.Msg) { _ = m.Respond(nil) }) // a lost answer is requested again
+	holds, err := c.b.Subscribe(c.b.NewInbox(), func(m *bus.Msg) { _ = c.b.Respond(m, nil) }) // a lost answer is requested again
 	if err != nil {
 		return nil, bus.Errorf(bus.CodeUnavailable, "take from %s: %w", stream, err)
 	}
 	var w claimResponse
-	if err := c.call(ctx, "take", request{ID: stream, Workers: n, Holder: holds.Subject}, &w); err != nil || w.ID == 0 {
+	if err := c.call(ctx, "take", request{ID: stream, Workers: n, Holder: holds.Subject()}, &w); err != nil || w.ID == 0 {
 		_ = holds.Unsubscribe() // fails only on a closed connection, as below
 		return nil, err
 	}
@@ -209,14 +225,14 @@ func (c *Client) Claim(ctx context.Context, stream string, n int) (*Claim, error
 	l.keepalives.Go(bus.Guard(func() { l.keepAlive(keeping, time.Duration(w.For)*time.Millisecond/3) }))
 	for i := range l.Items {
 		it := &l.Items[i]
-		if it.Size == 0 {
+		if it.BodyRef == nil {
 			continue
 		}
-		body, err := fetchBody(ctx, c.b, c.at.Ask("part"), w.ID, i, it.Size)
+		body, err := pull(ctx, c.exchange, *it.BodyRef)
 		if err != nil {
 			return nil, errors.Join(err, l.Nak(context.WithoutCancel(ctx)))
 		}
-		it.Body, it.Size = body, 0
+		it.Body, it.BodyRef = body, nil
 	}
 	return l, nil
 }

@@ -10,13 +10,15 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/stream"
+	"troupe/bus/values"
 	"troupe/pipeline/spec"
 )
 
 // Client controls a pipeline that runs in any process.
 type Client struct {
-	b  *bus.Bus
-	at bus.Pipeline
+	b        *bus.Bus
+	exchange *values.Exchange
+	at       Address
 }
 
 // Connect makes a client; it sends nothing.
@@ -24,7 +26,7 @@ func Connect(b *bus.Bus, namespace, name string) (*Client, error) {
 	if err := errors.Join(bus.CheckName("namespace", namespace), bus.CheckName("pipeline", name)); err != nil {
 		return nil, err
 	}
-	return &Client{b: b, at: bus.Pipeline{Namespace: namespace, Name: name}}, nil
+	return &Client{b: b, exchange: values.NewExchange(b, namespace), at: Address{Namespace: namespace, Name: name}}, nil
 }
 
 // List lists the pipelines of a namespace that have a log, running or not.
@@ -35,7 +37,7 @@ func List(ctx context.Context, b *bus.Bus, namespace string) ([]string, error) {
 
 // ListAll is List for all namespaces.
 func ListAll(ctx context.Context, b *bus.Bus) (map[string][]string, error) {
-	prefix := strings.TrimSuffix(bus.Pipeline{}.Stream(), "@")
+	prefix := strings.TrimSuffix(Address{}.Stream(), "@")
 	names, err := stream.Names(ctx, b, prefix)
 	if err != nil {
 		return nil, bus.Errorf(bus.CodeUnavailable, "list pipelines: %w", err)
@@ -54,7 +56,7 @@ func ListAll(ctx context.Context, b *bus.Bus) (map[string][]string, error) {
 
 // Producer makes a new producer.
 func (c *Client) Producer() *Producer {
-	return &Producer{b: c.b, at: c.at, name: bus.NewID(), lockCh: make(chan struct{}, 1)}
+	return &Producer{b: c.b, exchange: c.exchange, at: c.at, name: bus.NewID(), lockCh: make(chan struct{}, 1)}
 }
 
 // request is the parameters of an operation.
@@ -94,9 +96,14 @@ func (c *Client) Resume(ctx context.Context, stage string) error {
 	return c.call(ctx, "resume", request{Stage: stage}, nil)
 }
 
-// Scale sets the number of workers of a stage.
+// Scale sets the number of workers of a stage, and waits until new ones have started. The end of ctx ends the wait alone.
 func (c *Client) Scale(ctx context.Context, stage string, workers int) error {
-	return c.call(ctx, "scale", request{Stage: stage, Workers: workers}, nil)
+	for {
+		var ended bool
+		if err := c.call(ctx, "scale", request{Stage: stage, Workers: workers}, &ended); err != nil || ended {
+			return err
+		}
+	}
 }
 
 // Abort aborts an item: its handler is cancelled, and a partial result is stored.
@@ -155,7 +162,7 @@ func (c *Client) call(ctx context.Context, op string, req request, result any) e
 var errNotRunning = errors.New("does not run")
 
 // sendRequest sends a request to the engine and decodes the response.
-func sendRequest(ctx context.Context, b *bus.Bus, at bus.Pipeline, op string, body []byte, result any, limit time.Duration) error {
+func sendRequest(ctx context.Context, b *bus.Bus, at Address, op string, body []byte, result any, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	m, err := b.Request(ctx, at.Ask(op), body)
@@ -192,7 +199,7 @@ func isRetryable(err error) bool {
 }
 
 // respond answers a request; errors are ignored, because the requester repeats it.
-func respond(m *bus.Msg, result any, err error) {
+func respond(b *bus.Bus, m *bus.Msg, result any, err error) {
 	var r response
 	if err != nil {
 		e := bus.AsError(err)
@@ -201,5 +208,5 @@ func respond(m *bus.Msg, result any, err error) {
 		r.Result, _ = json.Marshal(result) // cannot fail
 	}
 	body, _ := json.Marshal(r) // cannot fail
-	_ = m.Respond(body)
+	_ = b.Respond(m, body)
 }

@@ -134,7 +134,7 @@ func (m *usageModel) prepare(ctx context.Context) {
 		m.takeSome(ctx)
 		st, err := m.c.Status(ctx)
 		return err == nil && st.Dead >= 400 && st.Streams[0].Items+st.Streams[1].Items+st.Streams[2].Items == 0
-	}, time.Minute, 10*time.Millisecond)
+	}, 2*time.Minute, 10*time.Millisecond)
 	time.Sleep(2500 * time.Millisecond) // the server does not report its compaction
 }
 
@@ -273,7 +273,7 @@ func TestModelOfCrashes(t *testing.T) {
 		t: t, c: c, put: map[string]bool{}, taken: map[string]bool{}, maybeTaken: map[string]bool{}, dropped: map[string]bool{},
 		maybeDropped: map[string]bool{}, ended: map[uint64]string{}, asked: map[uint64]string{},
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), time.Duration(restarts)*10*time.Second+time.Minute)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), time.Duration(restarts)*30*time.Second+4*time.Minute)
 	defer cancel()
 	m.prepare(ctx)
 	working, stop := context.WithCancel(ctx)
@@ -338,7 +338,7 @@ func TestModelOfCrashes(t *testing.T) {
 	require.Eventually(t, func() bool {
 		st, err = c.Status(ctx)
 		return err == nil
-	}, 20*time.Second, 10*time.Millisecond)
+	}, 2*time.Minute, 10*time.Millisecond)
 	require.Zero(t, st.Dead)
 	for _, s := range st.Streams {
 		require.Zero(t, s.Items, s.Name)
@@ -347,7 +347,7 @@ func TestModelOfCrashes(t *testing.T) {
 
 // settle takes everything from the sink until the pipeline is idle.
 func (m *usageModel) settle(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
 	for empty := 0; empty < 2; {
 		m.takeSome(ctx)
@@ -372,7 +372,7 @@ func (m *usageModel) compare(ctx context.Context) {
 	require.Eventually(m.t, func() bool {
 		all = m.look(ctx)
 		return all != nil
-	}, 20*time.Second, 10*time.Millisecond)
+	}, 2*time.Minute, 10*time.Millisecond)
 	for _, d := range all {
 		letters[d.ID] = true
 	}
@@ -381,7 +381,7 @@ func (m *usageModel) compare(ctx context.Context) {
 		var err error
 		st, err = m.c.Status(ctx)
 		return err == nil
-	}, 20*time.Second, 10*time.Millisecond)
+	}, 2*time.Minute, 10*time.Millisecond)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if st.Dead != len(all) {
@@ -414,7 +414,7 @@ func noteKill(t testing.TB, file string) {
 // not have been stored.
 func checkTries(t testing.TB, file string) {
 	t.Helper()
-	const unstored = 3000 // milliseconds
+	const unstored = 8000 // milliseconds
 	text, err := os.ReadFile(file)
 	require.NoError(t, err)
 	type try struct {

@@ -60,7 +60,7 @@ func (c *Client) journal(ctx context.Context) (*journal, error) {
 // deadLetters lists unresolved dead letters, without large bodies. ended is the sequences of resolved ones that are
 // still in the log, or were restored by a killed server.
 func (j *journal) deadLetters(ctx context.Context) (live []flow.DeadLetter, ended []uint64, err error) {
-	all, ended, err := j.readLetters(ctx)
+	all, err := j.readLetters(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -76,9 +76,9 @@ func (j *journal) deadLetters(ctx context.Context) (live []flow.DeadLetter, ende
 	for _, d := range all {
 		switch {
 		case slices.Contains(partial, d.Seq):
-		case !j.isDiscarded(d.Seq) && rec.Letters.IsLive(done, d.Ordinal, d.Seq):
+		case !j.isDiscarded(d.Seq) && rec.Letters.IsLive(done, d.Ordinal):
 			live = append(live, d)
-		case rec.Letters == nil || d.Ordinal <= rec.Letters.Head:
+		case d.Ordinal <= rec.Letters.Head:
 			ended = append(ended, d.Seq)
 		}
 	}
@@ -109,17 +109,11 @@ func (j *journal) readResolved(ctx context.Context, rec *flow.Checkpoint) (e *fl
 	return e, stale, err
 }
 
-// readLetters reads the dead letters in the log, and the sequences of those that were resolved before dead letters had
-// ordinals.
-func (j *journal) readLetters(ctx context.Context) (out []flow.DeadLetter, ended []uint64, err error) {
-	old := map[string]int{} // dead letters without an ordinal, by subject
+// readLetters reads the dead letters in the log.
+func (j *journal) readLetters(ctx context.Context) (out []flow.DeadLetter, err error) {
 	err = j.stream.Each(ctx, stream.ReadOptions{Subject: j.at.Dead("*", "*")}, func(m stream.Message) error {
 		text := m.Header.Get(headerLetter)
 		if text == "" { // a tombstone: the dead letter was resolved
-			if i, ok := old[m.Subject]; ok {
-				ended = append(ended, out[i].Seq)
-				out[i].Subject = ""
-			}
 			return nil
 		}
 		d, err := flow.DecodeLetter(text)
@@ -130,13 +124,10 @@ func (j *journal) readLetters(ctx context.Context) (out []flow.DeadLetter, ended
 		if d.BodyRef == nil {
 			d.Body = m.Data
 		}
-		if d.Ordinal == 0 {
-			old[d.Subject] = len(out)
-		}
 		out = append(out, d)
 		return nil
 	})
-	return slices.DeleteFunc(out, func(d flow.DeadLetter) bool { return d.Subject == "" }), ended, err
+	return out, err
 }
 
 // loadLetterBody reads the large body of a dead letter.
@@ -167,17 +158,12 @@ func (p *Pipeline) Dead(ctx context.Context) ([]flow.DeadLetter, error) {
 	return (&Client{b: p.cfg.Bus, at: p.at}).Dead(ctx, true)
 }
 
-// restoreDeadLetters counts dead letters, rewrites those of an earlier version with ordinals, and deletes leftovers:
-// resolved dead letters that were restored, and bodies without a dead letter.
+// restoreDeadLetters counts dead letters and deletes leftovers: resolved dead letters that were restored, and bodies
+// without a dead letter.
 func (p *Pipeline) restoreDeadLetters(ctx context.Context) error {
 	live, ended, err := p.journal.deadLetters(ctx)
 	if err != nil {
 		return err
-	}
-	if slices.ContainsFunc(live, func(d flow.DeadLetter) bool { return d.Ordinal == 0 }) {
-		if live, ended, err = p.numberLetters(ctx, live, ended); err != nil {
-			return err
-		}
 	}
 	p.deadLetters = len(live)
 	p.garbage.add(ended)
@@ -190,34 +176,9 @@ func (p *Pipeline) restoreResolved(ctx context.Context, rec *flow.Checkpoint) er
 	if err != nil {
 		return err
 	}
-	if rec != nil && rec.Letters == nil { // an earlier version wrote last
-		all, _, err := p.journal.readLetters(ctx)
-		if err != nil {
-			return err
-		}
-		e.SkipKnown(all)
-	}
 	p.flow.Resolved = e
 	p.garbage.add(stale)
 	return nil
-}
-
-// numberLetters rewrites dead letters of an earlier version with ordinals, several per commit. It is called before
-// anything else is written.
-func (p *Pipeline) numberLetters(ctx context.Context, live []flow.DeadLetter, ended []uint64) ([]flow.DeadLetter, []uint64, error) {
-	rest := slices.DeleteFunc(slices.Clone(live), func(d flow.DeadLetter) bool { return d.Ordinal > 0 })
-	for len(rest) > 0 {
-		n := p.flow.NumberLetters(rest)
-		for _, d := range rest[:n] {
-			ended = append(ended, d.Seq)
-		}
-		rest = rest[n:]
-		if err := p.commitSync(ctx); err != nil {
-			return nil, nil, err
-		}
-	}
-	live, _, err := p.journal.deadLetters(ctx)
-	return live, ended, err
 }
 
 // deleteOrphanBodies deletes bodies that belong to no dead letter.

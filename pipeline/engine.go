@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/values"
 	"troupe/pipeline/flow"
 	"troupe/pipeline/spec"
 )
@@ -16,7 +17,7 @@ import (
 type Pipeline struct {
 	cfg     Config
 	spec    spec.Spec
-	at      bus.Pipeline
+	at      Address
 	journal *journal // the commit writer writes, the readers read
 	inbox   *inbox
 	sub     *bus.Subscription
@@ -33,6 +34,7 @@ type Pipeline struct {
 	// The loop's goroutine owns the following fields.
 	flow            *flow.Flow
 	workers         map[*flow.WorkerSlots]worker
+	watched         map[stageRole]bool
 	bodyWriters     map[*flow.BodyStream]*bodyWriter
 	commitsInFlight int
 	closing         bool // the loop ends when no task is running and everything is committed
@@ -43,8 +45,10 @@ type Pipeline struct {
 
 	garbage *garbage // owned by the purge loop, filled by the loop
 
-	fetches bodyFetches
-	claims  openClaims
+	exchange *values.Exchange // large bodies of other processes' puts and claims
+	fetches  bodyFetches
+	claims   openClaims
+	scalings scalings
 
 	err error // why the engine ended; set before doneCh is closed
 }
@@ -58,14 +62,14 @@ type waiter struct {
 // Open starts a pipeline, or continues it from its log.
 func Open(ctx context.Context, cfg Config, declared spec.Spec) (*Pipeline, error) {
 	cfg = cfg.withDefaults()
-	if err := errors.Join(cfg.validate(), declared.Check()); err != nil {
+	if err := errors.Join(cfg.validate(), declared.Check(), checkMethods(declared.Stages, cfg.Clusters)); err != nil {
 		return nil, err
 	}
 	p := &Pipeline{
-		cfg: cfg, spec: declared.WithDefaults(), at: bus.Pipeline{Namespace: cfg.Namespace, Name: declared.Name}, inbox: newInbox(),
+		cfg: cfg, spec: declared.WithDefaults(), at: Address{Namespace: cfg.Namespace, Name: declared.Name}, inbox: newInbox(),
 		doneCh: make(chan struct{}), commitCh: make(chan *flow.Commit, maxCommitsInFlight), readCh: make(chan flow.ReadRequest, 256),
-		workers: map[*flow.WorkerSlots]worker{}, bodyWriters: map[*flow.BodyStream]*bodyWriter{}, garbage: newGarbage(), began: time.Now(),
-		fetches: bodyFetches{inFlight: map[string]*bodyFetch{}, roomCh: map[string]chan struct{}{}}, claims: openClaims{byID: map[uint64]*openClaim{}},
+		workers: map[*flow.WorkerSlots]worker{}, watched: map[stageRole]bool{}, bodyWriters: map[*flow.BodyStream]*bodyWriter{}, garbage: newGarbage(), began: time.Now(),
+		exchange: values.NewExchange(cfg.Bus, cfg.Namespace), fetches: bodyFetches{inFlight: map[string]*bodyFetch{}, roomCh: map[string]chan struct{}{}}, claims: openClaims{byID: map[uint64]*openClaim{}},
 	}
 	if err := p.refuseSecondEngine(ctx); err != nil {
 		return nil, err
@@ -75,6 +79,7 @@ func Open(ctx context.Context, cfg Config, declared spec.Spec) (*Pipeline, error
 		p.cancel(err)
 		p.unsubscribe()
 		p.group.Wait()
+		p.exchange.Close()
 		return nil, err
 	}
 	return p, nil
@@ -85,7 +90,7 @@ func (p *Pipeline) refuseSecondEngine(ctx context.Context) error {
 	if p.cfg.TakeOver {
 		return nil
 	}
-	st, err := (&Client{b: p.cfg.Bus, at: p.at}).Status(ctx)
+	st, err := (&Client{b: p.cfg.Bus, exchange: p.exchange, at: p.at}).Status(ctx)
 	if err == nil {
 		return bus.Errorf(bus.CodeExists, "pipeline %s is already running, in %s; stop it there, or set TakeOver", p.at.Name, st.By)
 	}
@@ -365,12 +370,24 @@ func (p *Pipeline) Err() error {
 	}
 }
 
-// Drain accepts no more puts and waits until every item has passed all stages: the rest is in sinks and dead letters.
+// Drain accepts no more puts and waits until every item has passed all stages: the rest is in sinks and dead letters. It
+// fails with bus.ErrWorkerLost when items wait for a stage whose role has died.
 func (p *Pipeline) Drain(ctx context.Context) error {
 	if err := p.inLoop(ctx, func(p *Pipeline) { p.flow.CloseIntake() }); err != nil {
 		return err
 	}
-	return p.awaitState(ctx, func(p *Pipeline) bool { return p.flow.Idle() && p.commitsInFlight == 0 })
+	var stuck error // read when the condition held
+	err := p.awaitState(ctx, func(p *Pipeline) bool {
+		if p.flow.Idle() && p.commitsInFlight == 0 {
+			return true
+		}
+		stuck = p.stuck()
+		return stuck != nil
+	})
+	if err != nil {
+		return err
+	}
+	return stuck
 }
 
 // Close starts no more tasks, lets handlers finish within Config.Grace, and commits their results. Unfinished items
@@ -384,6 +401,7 @@ func (p *Pipeline) Close(ctx context.Context) error {
 	}
 	p.cancel(context.Canceled)
 	<-p.doneCh
+	p.exchange.Close()
 	p.group.Wait()
 	if p.err != nil && !errors.Is(p.err, context.Canceled) {
 		return p.err

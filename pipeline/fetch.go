@@ -1,9 +1,12 @@
 package pipeline
 
 import (
+	"context"
 	"sync"
 
 	"troupe/bus"
+	"troupe/bus/values"
+	"troupe/bus/wire"
 	"troupe/pipeline/flow"
 	"troupe/pipeline/spec"
 )
@@ -48,7 +51,7 @@ func (ps *bodyFetches) begin(req putRequest, m *bus.Msg) (*bodyFetch, chan struc
 	return u, roomCh
 }
 
-func (u *bodyFetch) end(err error) {
+func (u *bodyFetch) end(p *Pipeline, err error) {
 	u.all.mu.Lock()
 	if u.all.inFlight[u.req.Source] == u {
 		delete(u.all.inFlight, u.req.Source)
@@ -56,7 +59,7 @@ func (u *bodyFetch) end(err error) {
 	u.all.mu.Unlock()
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	respond(u.msg, nil, err)
+	respond(p.cfg.Bus, u.msg, nil, err)
 }
 
 // handleLargePut handles a put of one item whose body has to be fetched from the producer.
@@ -64,15 +67,15 @@ func (p *Pipeline) handleLargePut(req putRequest, m *bus.Msg) {
 	s := p.flow.StreamNamed(req.Stream)
 	switch {
 	case s == nil:
-		respond(m, nil, p.noStream(req.Stream))
+		respond(p.cfg.Bus, m, nil, p.noStream(req.Stream))
 		return
 	case len(req.Items) != 1:
-		respond(m, nil, bus.Errorf(bus.CodeMalformed, "put: a large body with %d items", len(req.Items)))
+		respond(p.cfg.Bus, m, nil, bus.Errorf(bus.CodeMalformed, "put: a large body with %d items", len(req.Items)))
 		return
 	}
 	it := req.Items[0].item()
-	if err := p.flow.CheckSize(s, &it, int(req.Size)); err != nil {
-		respond(m, nil, err)
+	if err := p.flow.CheckSize(s, &it, int(req.Body.Len)); err != nil {
+		respond(p.cfg.Bus, m, nil, err)
 		return
 	}
 	u, roomCh := p.fetches.begin(req, m)
@@ -85,7 +88,7 @@ func (p *Pipeline) handleLargePut(req putRequest, m *bus.Msg) {
 		case <-p.ctx.Done():
 			return
 		}
-		p.fetchPut(u, it, func(err error) { <-roomCh; u.end(err) })
+		p.fetchPut(u, it, func(err error) { <-roomCh; u.end(p, err) })
 	}))
 }
 
@@ -96,11 +99,24 @@ func (p *Pipeline) fetchPut(u *bodyFetch, it spec.Item, end func(error)) {
 		known = p.flow.WasAccepted(u.req.Source, u.req.Seq)
 	})
 	if err == nil && !known {
-		it.Body, err = fetchBody(p.ctx, p.cfg.Bus, u.req.From, u.req.Seq, 0, int(u.req.Size))
+		it.Body, err = pull(p.ctx, p.exchange, u.req.Body)
 	}
 	if err != nil {
 		end(err)
 		return
 	}
 	p.inbox.push(&putEvent{Put: flow.Put{Source: u.req.Source, Seq: u.req.Seq, Items: []spec.Item{it}}, name: u.req.Stream, end: end})
+}
+
+// pull obtains a large body from the process that offers it.
+func pull(ctx context.Context, x *values.Exchange, ref wire.BodyRef) ([]byte, error) {
+	store, err := x.Store()
+	if err != nil {
+		return nil, err
+	}
+	body, err := store.Pull(ctx, ref)
+	if err != nil {
+		return nil, bus.Errorf(bus.CodeUnavailable, "fetch a body of %d bytes: %w", ref.Len, err)
+	}
+	return body, nil
 }

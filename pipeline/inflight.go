@@ -144,7 +144,7 @@ func (j *journal) messages(c *flow.Commit) ([]*bus.Msg, error) {
 // closedGroupRecord is a ClosedGroup as stored in the log.
 type closedGroupRecord struct {
 	Group   string `json:"group"`
-	Missing int    `json:"left"`
+	Missing int    `json:"missing"`
 	At      int64  `json:"at"` // milliseconds since 1970
 }
 

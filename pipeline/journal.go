@@ -33,7 +33,7 @@ const (
 // a commit that is repeated, late, or from a replaced engine is rejected as a whole.
 type journal struct {
 	b      *bus.Bus
-	at     bus.Pipeline
+	at     Address
 	stream *stream.Stream // the log
 	engine string
 	by     string
@@ -48,7 +48,7 @@ type journal struct {
 }
 
 // openJournal opens or creates the log. It returns the last checkpoint (nil: none yet) and the last sequence.
-func openJournal(ctx context.Context, b *bus.Bus, at bus.Pipeline, declared spec.Spec, by string) (_ *journal, rec *flow.Checkpoint, last uint64, err error) {
+func openJournal(ctx context.Context, b *bus.Bus, at Address, declared spec.Spec, by string) (_ *journal, rec *flow.Checkpoint, last uint64, err error) {
 	j := &journal{b: b, at: at, engine: bus.NewID(), by: by, replicas: declared.Replicas, readers: map[*flow.Lane]*laneReader{}, bodyStreams: map[*flow.BodyStream]*stream.Stream{}}
 	if j.stream, err = stream.Create(ctx, b, j.config(declared)); err != nil {
 		return nil, nil, 0, bus.Errorf(bus.CodeUnavailable, "pipeline %s: cannot open its log: %w", at.Name, err)
@@ -102,7 +102,7 @@ func (j *journal) readCheckpoint(ctx context.Context) (rec *flow.Checkpoint, las
 const (
 	partialChecks      = 3
 	partialCheckPause  = 100 * time.Millisecond
-	maxPartial         = 2000 // messages; a batch has at most partial of that
+	maxPartial         = 2000 // messages of a partial batch at the end of the log; every batch is shorter
 	noCheckpointFormat = "pipeline %s: the last messages of its log have no checkpoint; has another program written to it?"
 )
 

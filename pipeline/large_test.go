@@ -64,7 +64,7 @@ func TestItemsLargerThanAMessage(t *testing.T) {
 	all := []pipeline.Item{{ID: "a", Body: bodyOf(1, size)}, {ID: "small", Body: bodyOf(2, 10)}, {ID: "b", Body: bodyOf(3, size-7)}}
 	require.NoError(t, other.Producer().Put(testContext(t), "in", all[:2]...))
 	require.NoError(t, p.Put(testContext(t), "in", all[2]))
-	require.Eventually(t, func() bool { return status(t, p).Streams[1].Items == 3 }, 30*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return status(t, p).Streams[1].Items == 3 }, 2*time.Minute, 5*time.Millisecond)
 	require.NoError(t, p.Close(testContext(t)))
 
 	p = open(t, b, spec, with(c))
@@ -94,11 +94,11 @@ func TestItemsLargerThanAMessage(t *testing.T) {
 
 // awaitEmpty waits until the large bodies of a stream are deleted.
 func awaitEmpty(t testing.TB, b *bus.Bus, stream string) {
-	s := findStream(t, b, bus.Pipeline{Namespace: "default", Name: "p"}.BodyStream(stream, 0))
+	s := findStream(t, b, pipeline.Address{Namespace: "default", Name: "p"}.BodyStream(stream, 0))
 	require.Eventually(t, func() bool {
 		st, err := s.State(testContext(t))
 		return err == nil && st.Messages == 0
-	}, 20*time.Second, 20*time.Millisecond, "completed bodies of %s are deleted", stream)
+	}, 2*time.Minute, 20*time.Millisecond, "completed bodies of %s are deleted", stream)
 }
 
 // A dead letter keeps a large body until it is retried or dropped.
@@ -111,7 +111,7 @@ func TestLargeDeadLetters(t *testing.T) {
 	p := open(t, b, spec)
 	all := []pipeline.Item{{ID: "a", Body: bodyOf(1, 3<<20)}, {ID: "b", Body: bodyOf(2, 40<<10)}, {ID: "c", Body: bodyOf(3, 5)}}
 	require.NoError(t, p.Put(testContext(t), "in", all...))
-	require.Eventually(t, func() bool { return status(t, p).Dead == 3 }, 20*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return status(t, p).Dead == 3 }, 2*time.Minute, time.Millisecond)
 	awaitEmpty(t, b, "in")
 	require.NoError(t, p.Close(testContext(t)))
 
@@ -153,9 +153,9 @@ func TestOrphanBodiesAreDeleted(t *testing.T) {
 	p := open(t, b, spec)
 	body := bodyOf(1, 3<<20)
 	require.NoError(t, p.Put(testContext(t), "in", pipeline.Item{ID: "a", Body: body}))
-	require.Eventually(t, func() bool { return status(t, p).Dead == 1 }, 20*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return status(t, p).Dead == 1 }, 2*time.Minute, time.Millisecond)
 	require.NoError(t, p.Close(testContext(t)))
-	at := bus.Pipeline{Namespace: "default", Name: "p"}
+	at := pipeline.Address{Namespace: "default", Name: "p"}
 	for range 2 {
 		appendMsg(t, b, &bus.Msg{Subject: at.Bodies("@dead", 0), Data: make([]byte, 1000)})
 	}
@@ -183,11 +183,11 @@ func TestALongItemDoesNotKeepLargeBodiesOnDisk(t *testing.T) {
 	for i := range 30 {
 		require.NoError(t, p.Put(testContext(t), "in", pipeline.Item{ID: fmt.Sprint(i), Body: bodyOf(i, 3<<20)}))
 	}
-	s := findStream(t, b, bus.Pipeline{Namespace: "default", Name: "p"}.BodyStream("in", 0))
+	s := findStream(t, b, pipeline.Address{Namespace: "default", Name: "p"}.BodyStream("in", 0))
 	require.Eventually(t, func() bool {
 		st, err := s.State(testContext(t))
 		return err == nil && st.Bytes < 40<<20
-	}, 30*time.Second, 20*time.Millisecond)
+	}, 2*time.Minute, 20*time.Millisecond)
 	close(g.goCh)
 	require.Equal(t, []string{"long"}, ids(drainSink(t, p, "out", 1)))
 	awaitEmpty(t, b, "in")
@@ -202,7 +202,7 @@ func TestClaimsAreExtended(t *testing.T) {
 	c, err := pipeline.Connect(theirs, "default", "p")
 	require.NoError(t, err)
 	require.NoError(t, p.Put(testContext(t), "in", items(2)...))
-	require.Eventually(t, func() bool { return status(t, p).Streams[1].Items == 2 }, 20*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return status(t, p).Streams[1].Items == 2 }, 2*time.Minute, time.Millisecond)
 
 	slow, err := c.Claim(testContext(t), "out", 1)
 	require.NoError(t, err)
@@ -217,7 +217,7 @@ func TestClaimsAreExtended(t *testing.T) {
 	require.Eventually(t, func() bool {
 		again, err = c.Claim(testContext(t), "out", 2)
 		return err == nil && again != nil
-	}, 20*time.Second, 10*time.Millisecond)
+	}, 2*time.Minute, 10*time.Millisecond)
 	require.Equal(t, "i1", again.Items[0].ID, "a claim that is not extended expires")
 	require.Len(t, again.Items, 1, "a claim that is extended lasts many times its timeout")
 	f.Thaw()

@@ -33,7 +33,7 @@ func TestAWorkerRestartDoesNotCountAsAFailure(t *testing.T) {
 		victim := spawn(t, rt, fmt.Sprintf("victims%d", round), srv.URL())
 		t.Cleanup(victim.kill)
 		require.NoError(t, p.Join(testContext(t), "work", victim.cluster))
-		require.Eventually(t, func() bool { return status(t, p).Stages[0].InFlight == 4 }, 20*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return status(t, p).Stages[0].InFlight == 4 }, 2*time.Minute, time.Millisecond)
 		victim.kill()
 		require.NoError(t, p.Lost(testContext(t), "work", victim.cluster, bus.Errorf(bus.CodeWorkerLost, "killed")))
 	}
@@ -70,7 +70,7 @@ func TestARestartForAnotherRankDoesNotCountAsALoss(t *testing.T) {
 		tr.came(t)
 		require.NoError(t, p.Lost(testContext(t), "work", c, culprit, 0))
 	}
-	require.Eventually(t, func() bool { return status(t, p).Dead == 1 }, 20*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return status(t, p).Dead == 1 }, 2*time.Minute, time.Millisecond)
 	dead, err := p.Dead(testContext(t))
 	require.NoError(t, err)
 	require.Equal(t, "losses 2", fmt.Sprint(dead[0].Reason, " ", dead[0].Attempts))
@@ -105,7 +105,7 @@ func TestAnItemThatKillsItsWorkersBecomesADeadLetter(t *testing.T) {
 			default:
 			}
 			return died || status(t, p).Streams[0].Items == 0
-		}, 20*time.Second, time.Millisecond)
+		}, 2*time.Minute, time.Millisecond)
 		if died {
 			deaths++
 			require.NoError(t, p.Lost(testContext(t), "work", one.cluster, bus.Errorf(bus.CodeWorkerLost, "it has ended")))
@@ -130,7 +130,7 @@ func TestDeadLettersAreReported(t *testing.T) {
 		bad = append(bad, pipeline.Item{ID: fmt.Sprint("bad", i)})
 	}
 	require.NoError(t, p.Put(testContext(t), "in", bad...))
-	require.Eventually(t, func() bool { return status(t, p).Dead == 50 }, 20*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return status(t, p).Dead == 50 }, 2*time.Minute, time.Millisecond)
 	require.NoError(t, p.Put(testContext(t), "in", pipeline.Item{ID: "bad-last"}))
 	var told []nodes.Event
 	require.Eventually(t, func() bool {
@@ -146,7 +146,7 @@ func TestDeadLettersAreReported(t *testing.T) {
 			count += n
 		}
 		return count == 51
-	}, 20*time.Second, 20*time.Millisecond)
+	}, 2*time.Minute, 20*time.Millisecond)
 	require.LessOrEqual(t, len(told), 4, "and not one each")
 	require.True(t, slices.IsSortedFunc(told, func(a, b nodes.Event) int { return a.At.Compare(b.At) }))
 	e := told[0]

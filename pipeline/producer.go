@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/values"
 	"troupe/bus/wire"
 	"troupe/pipeline/flow"
 	"troupe/pipeline/spec"
@@ -77,12 +78,12 @@ func (p *Pipeline) putBatch(ctx context.Context, stream string, items []spec.Ite
 }
 
 // inBatches splits items into batches that are stored atomically.
-func inBatches(items []spec.Item, most int, mostBytes int64, do func([]spec.Item) error) error {
+func inBatches(items []spec.Item, countLimit int, byteLimit int64, do func([]spec.Item) error) error {
 	for len(items) > 0 {
 		n, bytes := 0, int64(0)
-		for n < len(items) && n < most {
+		for n < len(items) && n < countLimit {
 			more := flow.Weight(&items[n]) + int64(len(items[n].ID))
-			if n > 0 && bytes+more > mostBytes {
+			if n > 0 && bytes+more > byteLimit {
 				break
 			}
 			bytes += more
@@ -99,9 +100,10 @@ func inBatches(items []spec.Item, most int, mostBytes int64, do func([]spec.Item
 // Producer puts items into a pipeline that runs in any process. Puts are numbered, so a put that is repeated because
 // its answer or the engine was lost is stored once. It is safe for concurrent use; puts are sequential.
 type Producer struct {
-	b    *bus.Bus
-	at   bus.Pipeline
-	name string
+	b        *bus.Bus
+	exchange *values.Exchange
+	at       Address
+	name     string
 
 	lockCh chan struct{} // capacity one: a lock that guards seq
 	seq    uint64
@@ -113,8 +115,8 @@ type putRequest struct {
 	Seq    uint64     `msgpack:"seq"`
 	Stream string     `msgpack:"stream"`
 	Items  []wireItem `msgpack:"items"`
-	Size   int64      `msgpack:"size,omitempty"` // length of the body of the only item, which has to be fetched
-	From   string     `msgpack:"from,omitempty"` // from this subject
+	// Body names the body of the only item, if the engine has to pull it.
+	Body wire.BodyRef `msgpack:"body"`
 }
 
 // wireItem is an item on the wire, as methods with the style "item" receive and return it.
@@ -175,11 +177,12 @@ func (r *Producer) putBatch(ctx context.Context, stream string, items []spec.Ite
 		}
 	}
 	if large := items[0].Body; len(items) == 1 && int64(len(large)) > r.batchBytes()/2 {
-		stop, err := r.offer(&req, large)
+		store, err := r.exchange.Store()
 		if err != nil {
-			return err
+			return bus.Errorf(bus.CodeOf(err), "put into stream %s: %w", stream, err)
 		}
-		defer stop()
+		req.Body, req.Items[0].Body = store.OfferKept(large, nil), wire.Raw{0xc0}
+		defer store.Withdraw(req.Body)
 	}
 	body, err := wire.Marshal(req)
 	if err != nil {
@@ -194,22 +197,4 @@ func (r *Producer) putBatch(ctx context.Context, stream string, items []spec.Ite
 			return bus.Errorf(bus.CodeOf(ctx.Err()), "put into stream %s: outcome unknown: %w (%w)", stream, err, ctx.Err())
 		}
 	}
-}
-
-// offer serves a large body to the pipeline, which fetches it, until stop is called.
-func (r *Producer) offer(req *putRequest, body wire.Raw) (stop func(), err error) {
-	inbox := r.b.NewInbox()
-	sub, err := r.b.Subscribe(inbox, func(m *bus.Msg) {
-		serveChunk(m, func(of uint64, _ int) []byte {
-			if of != req.Seq {
-				return nil
-			}
-			return body
-		})
-	})
-	if err != nil {
-		return nil, bus.Errorf(bus.CodeUnavailable, "put into stream %s: %w", req.Stream, err)
-	}
-	req.Size, req.From, req.Items[0].Body = int64(len(body)), inbox, wire.Raw{0xc0}
-	return func() { _ = sub.Unsubscribe() }, nil // fails only on a closed connection
 }

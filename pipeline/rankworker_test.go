@@ -134,7 +134,7 @@ func (tr *workerSet) came(t testing.TB) string {
 	select {
 	case s := <-tr.cameCh:
 		return s
-	case <-time.After(20 * time.Second):
+	case <-time.After(2 * time.Minute):
 		t.Fatal("no item was started")
 	}
 	return ""
@@ -428,7 +428,7 @@ func TestItemsOfAKilledWorkerMoveToOthers(t *testing.T) {
 		t.Cleanup(victim.kill)
 		require.NoError(t, p.Join(testContext(t), "work", victim.cluster))
 		require.NoError(t, p.Put(testContext(t), "in", items(4)...))
-		require.Eventually(t, func() bool { return status(t, p).Stages[0].InFlight == 4 }, 20*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return status(t, p).Stages[0].InFlight == 4 }, 2*time.Minute, time.Millisecond)
 		victim.kill()
 		known := time.Now()
 		require.NoError(t, p.Lost(testContext(t), "work", victim.cluster, bus.Errorf(bus.CodeWorkerLost, "killed")))

@@ -8,16 +8,19 @@ import (
 	"troupe/roles"
 )
 
-// awaitRestart adds a rank to the stage again when its role has restarted it. It is called in the loop.
-func (p *Pipeline) awaitRestart(s *flow.StageState, rank roles.Worker, gen uint32) {
+// awaitRestart adds a rank to the stage again when its role has restarted it. why is the reason of its loss. It is called
+// in the loop.
+func (p *Pipeline) awaitRestart(s *flow.StageState, rank roles.Worker, gen uint32, why error) {
+	s.Restarting++
 	p.group.Go(bus.Guard(func() {
-		if rank.AwaitRestart(p.ctx, gen) != nil {
-			return
-		}
+		err := rank.AwaitRestart(p.ctx, gen)
 		p.inbox.push(eventFunc(func(p *Pipeline) {
-			if c := rank.Cluster(); len(p.workersOf(s, c, []int{rank.Rank()})) == 0 {
+			s.Restarting--
+			c := rank.Cluster()
+			if err == nil && len(p.workersOf(s, c, []int{rank.Rank()})) == 0 {
 				_ = p.addRankWorkers(s, c, []int{rank.Rank()}) // the rank exists
 			}
+			p.noteDeath(s, c, why)
 		}))
 	}))
 }
@@ -33,6 +36,9 @@ func (p *Pipeline) resize(ctx context.Context, name string, workers int) error {
 				}
 				c = w.rank.Cluster()
 			}
+		}
+		if c == nil && s.Death != nil {
+			return bus.Errorf(bus.CodeRefused, "%s", deathText(name, s.Death))
 		}
 		if c == nil {
 			return bus.Errorf(bus.CodeRefused, "stage %s has no ranks yet", name)

@@ -41,7 +41,7 @@ func TestTheServerRestarts(t *testing.T) {
 	putCh := make(chan error, 1)
 	go func() { putCh <- c.Producer().Put(testContext(t), "a", items(n)...) }()
 	for i := range 2 {
-		require.Eventually(t, func() bool { return status(t, p).Streams[3].In > uint64(500*(i+1)) }, 20*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return status(t, p).Streams[3].In > uint64(500*(i+1)) }, 2*time.Minute, time.Millisecond)
 		srv.Stop()
 		srv.Restart()
 	}
@@ -162,12 +162,12 @@ func TestLargeBodies(t *testing.T) {
 		require.Equal(t, all[i].ID, it.ID)
 		require.Equal(t, all[i].Body, it.Body)
 	}
-	names := bus.Pipeline{Namespace: "default", Name: "p"}
+	names := pipeline.Address{Namespace: "default", Name: "p"}
 	s := findStream(t, b, names.BodyStream("in", 0))
 	require.Eventually(t, func() bool {
 		st, err := s.State(testContext(t))
 		return err == nil && st.Messages == 0
-	}, 20*time.Second, 50*time.Millisecond, "completed bodies are deleted")
+	}, 2*time.Minute, 50*time.Millisecond, "completed bodies are deleted")
 	err := p.Put(testContext(t), "in", pipeline.Item{Body: make(wire.Raw, pipeline.MaxBody+1)})
 	require.ErrorIs(t, err, bus.ErrInvalid)
 	require.ErrorContains(t, err, "an item may have 536870912 (cut it into several")
@@ -282,7 +282,7 @@ func TestAPartialBatchIsDeleted(t *testing.T) {
 	require.NoError(t, p.Pause(testContext(t), "work"))
 	require.NoError(t, p.Put(testContext(t), "in", items(2)...))
 	require.NoError(t, p.Close(testContext(t)))
-	at := bus.Pipeline{Namespace: "default", Name: "p"}
+	at := pipeline.Address{Namespace: "default", Name: "p"}
 	for n := range 3 {
 		m := &bus.Msg{Subject: at.Items("in", 0), Header: bus.Header{}}
 		m.Header.Set("Troupe-Item", fmt.Sprintf(`{"n":%d,"id":"ghost%d","v":0,"at":0}`, 3+n, n))
@@ -313,18 +313,18 @@ func TestALongItemDoesNotKeepTheOthersOnDisk(t *testing.T) {
 	require.NoError(t, p.Put(testContext(t), "in", pipeline.Item{ID: "long"}))
 	const n = 12_000
 	require.NoError(t, p.Put(testContext(t), "in", items(n)...))
-	require.Eventually(t, func() bool { return status(t, p).Streams[0].Items == 1 }, 30*time.Second, 10*time.Millisecond)
-	s := findStream(t, b, bus.Pipeline{Namespace: "default", Name: "p"}.Stream())
+	require.Eventually(t, func() bool { return status(t, p).Streams[0].Items == 1 }, 2*time.Minute, 10*time.Millisecond)
+	s := findStream(t, b, pipeline.Address{Namespace: "default", Name: "p"}.Stream())
 	require.Eventually(t, func() bool {
 		st, err := s.State(testContext(t))
 		return err == nil && st.Messages < n-1000
-	}, 30*time.Second, 50*time.Millisecond)
+	}, 2*time.Minute, 50*time.Millisecond)
 	close(holdCh)
 	require.Equal(t, []string{"long"}, ids(drainSink(t, p, "out", 1)))
 	require.Eventually(t, func() bool {
 		st, err := s.State(testContext(t))
 		return err == nil && st.Messages < 10
-	}, 30*time.Second, 50*time.Millisecond)
+	}, 2*time.Minute, 50*time.Millisecond)
 }
 
 // The process that runs the pipeline is killed again and again. The next one continues from the log, and the producer,
@@ -371,7 +371,7 @@ func killEngines(t *testing.T, n, piece, bytes, through int) {
 		require.Eventually(t, func() bool {
 			st, err := c.Status(testContext(t))
 			return err == nil && st.Streams[3].Items > through*(i+1)
-		}, 30*time.Second, time.Millisecond)
+		}, 2*time.Minute, time.Millisecond)
 		engine.kill()
 	}
 	p := open(t, b, three(pass))

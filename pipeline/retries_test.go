@@ -27,24 +27,24 @@ func TestFailuresPersist(t *testing.T) {
 	require.NoError(t, p.Put(testContext(t), "in", pipeline.Item{ID: "bad"}, pipeline.Item{ID: "good"}))
 	for range 2 {
 		want := status(t, p).Stages[0].Retries
-		require.Eventually(t, func() bool { return status(t, p).Stages[0].Retries > want || status(t, p).Streams[0].Items == 1 }, 20*time.Second, time.Millisecond)
-		require.Eventually(t, func() bool { return status(t, p).Stages[0].InFlight == 0 }, 20*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return status(t, p).Stages[0].Retries > want || status(t, p).Streams[0].Items == 1 }, 2*time.Minute, time.Millisecond)
+		require.Eventually(t, func() bool { return status(t, p).Stages[0].InFlight == 0 }, 2*time.Minute, time.Millisecond)
 		require.NoError(t, p.Close(testContext(t)))
 		p = open(t, b, spec)
 	}
 	require.Equal(t, []string{"good"}, ids(drainSink(t, p, "out", 1)))
-	require.Eventually(t, func() bool { return status(t, p).Dead == 1 }, 20*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return status(t, p).Dead == 1 }, 2*time.Minute, time.Millisecond)
 	dead, err := p.Dead(testContext(t))
 	require.NoError(t, err)
 	require.Equal(t, 3, dead[0].Attempts)
 	for i, f := range dead[0].Failures {
 		require.Equal(t, fmt.Sprintf("bad failed in attempt %d", i+1), f.Error)
 	}
-	s := findStream(t, b, bus.Pipeline{Namespace: "default", Name: "p"}.Stream())
+	s := findStream(t, b, pipeline.Address{Namespace: "default", Name: "p"}.Stream())
 	require.Eventually(t, func() bool {
 		st, err := s.State(testContext(t))
 		return err == nil && st.Messages == 2 // the checkpoint and the dead letter
-	}, 20*time.Second, 50*time.Millisecond, "the retry state is deleted with its item")
+	}, 2*time.Minute, 50*time.Millisecond, "the retry state is deleted with its item")
 }
 
 func TestLossesPersist(t *testing.T) {
@@ -63,7 +63,7 @@ func TestLossesPersist(t *testing.T) {
 	}
 	tr.came(t)
 	require.NoError(t, p.Lost(testContext(t), "work", c, bus.Errorf(bus.CodeWorkerLost, "killed")))
-	require.Eventually(t, func() bool { return status(t, p).Dead == 1 }, 20*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return status(t, p).Dead == 1 }, 2*time.Minute, time.Millisecond)
 	dead, err := p.Dead(testContext(t))
 	require.NoError(t, err)
 	require.Equal(t, "losses 3", fmt.Sprint(dead[0].Reason, " ", dead[0].Attempts))
@@ -101,7 +101,7 @@ func TestAnItemThatKillsTheEngineBecomesADeadLetter(t *testing.T) {
 			st, err := c.Status(testContext(t))
 			done = err == nil && st.Dead > 0 && st.Streams[0].Items == 0
 			return done
-		}, 20*time.Second, 5*time.Millisecond)
+		}, 2*time.Minute, 5*time.Millisecond)
 	}
 	dead, err := c.Dead(testContext(t), false)
 	require.NoError(t, err)

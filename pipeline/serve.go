@@ -40,17 +40,13 @@ func (p *Pipeline) unsubscribe() {
 // handleRequest runs in the subscription's goroutine and must not block.
 func (p *Pipeline) handleRequest(m *bus.Msg) {
 	op := lastToken(m.Subject)
-	switch op {
-	case "put":
+	if op == "put" {
 		p.handlePut(m)
-		return
-	case "part":
-		p.group.Go(bus.Guard(func() { p.serveClaimChunk(m) }))
 		return
 	}
 	var req request
 	if err := json.Unmarshal(m.Data, &req); err != nil {
-		respond(m, nil, bus.Errorf(bus.CodeMalformed, "%s: %w", op, err))
+		respond(p.cfg.Bus, m, nil, bus.Errorf(bus.CodeMalformed, "%s: %w", op, err))
 		return
 	}
 	p.group.Go(bus.Guard(func() {
@@ -60,29 +56,29 @@ func (p *Pipeline) handleRequest(m *bus.Msg) {
 		if err != nil && p.ctx.Err() != nil {
 			err = bus.Errorf(bus.CodeClosed, "pipeline %s has ended: %w", p.at.Name, context.Cause(p.ctx))
 		}
-		respond(m, result, err)
+		respond(p.cfg.Bus, m, result, err)
 	}))
 }
 
 func (p *Pipeline) handlePut(m *bus.Msg) {
 	var req putRequest
 	if err := wire.Unmarshal(m.Data, &req); err != nil {
-		respond(m, nil, bus.Errorf(bus.CodeMalformed, "put: %w", err))
+		respond(p.cfg.Bus, m, nil, bus.Errorf(bus.CodeMalformed, "put: %w", err))
 		return
 	}
 	if err := bus.CheckName("source", req.Source); err != nil {
-		respond(m, nil, err)
+		respond(p.cfg.Bus, m, nil, err)
 		return
 	}
 	if full := p.storeFull.Load(); full != nil {
-		respond(m, nil, full)
+		respond(p.cfg.Bus, m, nil, full)
 		return
 	}
-	if req.Size > 0 {
+	if req.Body.Len > 0 {
 		p.handleLargePut(req, m)
 		return
 	}
-	e := &putEvent{Put: flow.Put{Source: req.Source, Seq: req.Seq}, name: req.Stream, end: func(err error) { respond(m, nil, err) }}
+	e := &putEvent{Put: flow.Put{Source: req.Source, Seq: req.Seq}, name: req.Stream, end: func(err error) { respond(p.cfg.Bus, m, nil, err) }}
 	for _, w := range req.Items {
 		e.Items = append(e.Items, w.item())
 	}
@@ -99,7 +95,9 @@ func (p *Pipeline) execute(ctx context.Context, op string, req request) (any, er
 	case "resume":
 		return nil, p.Resume(ctx, req.Stage)
 	case "scale":
-		return nil, p.Scale(ctx, req.Stage, req.Workers)
+		ctx, cancel := context.WithTimeout(ctx, requestTimeout/2)
+		defer cancel()
+		return p.scaleStep(ctx, req.Stage, req.Workers)
 	case "abort":
 		return nil, p.Abort(ctx, req.ID)
 	case "version":

@@ -45,7 +45,7 @@ func (g *gate) came(t testing.TB) pipeline.Item {
 	select {
 	case it := <-g.cameCh:
 		return it
-	case <-time.After(20 * time.Second):
+	case <-time.After(2 * time.Minute):
 		t.Fatal("no item was started")
 	}
 	return pipeline.Item{}
@@ -149,7 +149,7 @@ func TestBackPressure(t *testing.T) {
 				require.ErrorIs(t, err, bus.ErrTimedOut)
 				blockedCh := make(chan error, 1)
 				go func() { blockedCh <- p.Put(testContext(t), "in", all[4]) }()
-				require.Eventually(t, func() bool { return status(t, p).Streams[0].Blocked == 1 }, 20*time.Second, time.Millisecond)
+				require.Eventually(t, func() bool { return status(t, p).Streams[0].Blocked == 1 }, 2*time.Minute, time.Millisecond)
 				g.goCh <- struct{}{}
 				require.NoError(t, <-blockedCh)
 				want = append(want, "i4")
@@ -188,7 +188,7 @@ func TestBackPressure(t *testing.T) {
 				accepted.Add(1)
 			}
 		}()
-		require.Eventually(t, func() bool { return accepted.Load() == 6 }, 20*time.Second, time.Millisecond, "four in a, two in b, of which one is running")
+		require.Eventually(t, func() bool { return accepted.Load() == 6 }, 2*time.Minute, time.Millisecond, "four in a, two in b, of which one is running")
 		time.Sleep(200 * time.Millisecond)
 		cancel()
 		<-doneCh

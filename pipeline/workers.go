@@ -51,6 +51,7 @@ func (p *Pipeline) addRankWorkers(s *flow.StageState, c *roles.Cluster, ranks []
 		slots.Suspended = s.Spec.Workers > 0 && len(s.Workers.All) > s.Spec.Workers
 		p.workers[slots] = &rankWorker{p: p, rank: rank, cancels: map[uint64]context.CancelCauseFunc{}}
 	}
+	p.watchRole(s, c)
 	return nil
 }
 
@@ -59,6 +60,9 @@ func (p *Pipeline) Join(ctx context.Context, to string, c *roles.Cluster, ranks 
 	return p.inStage(ctx, to, func(s *flow.StageState) error {
 		if s.Spec.Func != nil {
 			return bus.Errorf(bus.CodeInvalid, "stage %s is a function and has no ranks; use Scale", to)
+		}
+		if err := checkMethod(s.Spec, c); err != nil {
+			return err
 		}
 		return p.addRankWorkers(s, c, ranks)
 	})
@@ -98,15 +102,20 @@ func (p *Pipeline) Leave(ctx context.Context, to string, c *roles.Cluster, ranks
 // once. Failed calls have the same effect.
 func (p *Pipeline) Lost(ctx context.Context, to string, c *roles.Cluster, why error, ranks ...int) error {
 	return p.inStage(ctx, to, func(s *flow.StageState) error {
-		all, tasks := p.workersOf(s, c, ranks), 0
-		for _, slots := range all {
-			tasks += slots.Running
-		}
-		for _, slots := range all {
-			p.removeLostWorker(s, slots, tasks-slots.Running, why)
-		}
+		p.removeLostWorkers(s, p.workersOf(s, c, ranks), why)
 		return nil
 	})
+}
+
+// removeLostWorkers removes workers that died together from their stage. It is called in the loop.
+func (p *Pipeline) removeLostWorkers(s *flow.StageState, all []*flow.WorkerSlots, why error) {
+	tasks := 0
+	for _, slots := range all {
+		tasks += slots.Running
+	}
+	for _, slots := range all {
+		p.removeLostWorker(s, slots, tasks-slots.Running, why)
+	}
 }
 
 // removeLostWorker removes a dead worker from its stage. others is the number of tasks of workers that died with it. It
@@ -121,7 +130,7 @@ func (p *Pipeline) removeLostWorker(s *flow.StageState, slots *flow.WorkerSlots,
 	p.flow.RemoveWorker(s, slots, end, others, why)
 	if ok {
 		w.cancelAll()
-		p.awaitRestart(s, w.rank, slots.Generation)
+		p.awaitRestart(s, w.rank, slots.Generation, why)
 	}
 }
 

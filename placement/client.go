@@ -37,9 +37,10 @@ type Client struct {
 	seq        uint64
 	floor      uint64 // every call up to this one has ended
 	open       map[uint64]*pendingCall
-	epoch      uint64    // of the leader that answered last
-	termStart  time.Time // of its term, by the local clock
-	lastAnswer time.Time // when it last answered
+	epoch      uint64                   // of the leader that answered last
+	termStart  time.Time                // of its term, by the local clock
+	lastAnswer time.Time                // when it last answered
+	granted    map[string]grantedRecord // and not released through this client, by reservation
 	closed     bool
 }
 
@@ -59,8 +60,8 @@ func NewClient(b *bus.Bus, namespace string) (*Client, error) {
 			return nil, err
 		}
 	}
-	c := &Client{b: b, namespace: namespace, session: bus.NewID(), subject: bus.PlacementRequest(namespace), open: map[uint64]*pendingCall{}}
-	reply := bus.PlacementReply(namespace, c.session) + "."
+	c := &Client{b: b, namespace: namespace, session: bus.NewID(), subject: requestSubject(namespace), open: map[uint64]*pendingCall{}, granted: map[string]grantedRecord{}}
+	reply := replySubject(namespace, c.session) + "."
 	for i := range c.replies {
 		c.replies[i] = reply + strconv.Itoa(i)
 	}
@@ -334,7 +335,13 @@ func (c *Client) reserveOnce(ctx context.Context, id string, raw wire.Raw, try b
 	var last *planner.Wait
 	a, err := c.sendUntilAnswered(ctx, m, p, func(a *answer) { last = a.Wait })
 	if err == nil {
-		return a.record()
+		rec, err := a.record()
+		if err == nil {
+			c.mu.Lock()
+			c.granted[rec.ID] = grantedRecord{rec.Token, a.Record}
+			c.mu.Unlock()
+		}
+		return rec, err
 	}
 	if a != nil || ctx.Err() == nil {
 		return Record{}, err // the service has refused, or nothing was sent

@@ -3,6 +3,7 @@ package placement
 import (
 	"cmp"
 	"context"
+	"errors"
 
 	"troupe/bus"
 	"troupe/bus/wire"
@@ -15,6 +16,9 @@ func (c *Client) Release(ctx context.Context, id string, token uint64) error {
 	ctx, cancel := withTimeout(ctx)
 	defer cancel()
 	_, err := c.call(ctx, &message{Verb: verbRelease, ID: id, Token: token}, nil)
+	if err == nil || errors.As(err, new(*StaleTokenError)) {
+		c.forget(ReservationRef{ID: id, Token: token})
+	}
 	return wrap("release "+id, err)
 }
 
@@ -136,7 +140,7 @@ func (c *Client) setCordon(ctx context.Context, v verb, one Cordon) (_ Cordon, t
 // Events calls handle, one event at a time, for each event of the namespace's reservations from its return until ctx
 // ends. Events are lost with the connection; List returns the current state.
 func (c *Client) Events(ctx context.Context, handle func(Event)) error {
-	sub, err := c.b.Subscribe(bus.PlacementEvents(c.namespace), func(m *bus.Msg) {
+	sub, err := c.b.Subscribe(eventSubject(c.namespace), func(m *bus.Msg) {
 		var ev Event
 		if wire.Unmarshal(m.Data, &ev) == nil {
 			handle(ev)

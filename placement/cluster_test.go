@@ -106,7 +106,7 @@ func (s *testCluster) service(cfg placement.Config) *background {
 		cfg.Bus = s.bus()
 	}
 	cfg.Lead = max(cfg.Lead, 2*time.Second)
-	cfg.NodeLease, cfg.NodeSilence = s.lease, 500*time.Millisecond
+	cfg.NodeLease, cfg.NodeSilence, cfg.Unclaimed = s.lease, 500*time.Millisecond, cmp.Or(cfg.Unclaimed, 2*s.lease)
 	svc, err := placement.NewService(cfg)
 	require.NoError(s.t, err)
 	return s.run("service", svc.Run)
@@ -142,7 +142,7 @@ func (s *testCluster) ready(c *placement.Client, n int) {
 // eventually polls a condition on the other side of the bus.
 func (s *testCluster) eventually(is func() bool, what string, args ...any) {
 	s.t.Helper()
-	require.Eventually(s.t, is, 20*time.Second, 5*time.Millisecond, what, args)
+	require.Eventually(s.t, is, 2*time.Minute, 5*time.Millisecond, what, args)
 }
 
 func gang(id string, bundles, devices int) placement.Request {

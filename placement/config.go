@@ -8,16 +8,18 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/nodes/evidence"
 	"troupe/placement/planner"
 )
+
+// LedgerStream is the JetStream stream of the ledger.
+const LedgerStream = "KV_" + ledgerBucket
 
 const (
 	ledgerBucket    = "troupe_ledger"
 	watermarkBucket = "troupe_ledger_mark"
 
 	defaultLead        = 2 * time.Second
-	defaultLease       = 15 * time.Second
-	defaultSilence     = 5 * time.Second
 	defaultGrace       = 30 * time.Second
 	defaultLedger      = 256 << 20
 	leaseBytes         = 1 << 20         // of the bucket with the leader's lease
@@ -48,6 +50,9 @@ type Config struct {
 	NodeLease time.Duration
 	// NodeSilence is how long the heartbeats of a node may be missing before it is lost. Zero: 5 s.
 	NodeSilence time.Duration
+	// Unclaimed is how long a reservation remains that the ledger does not prove, and that no agent runs and no holder confirms; and how long
+	// after its start a leader takes reservations from holders that its ledger has lost. Zero: 5 m.
+	Unclaimed time.Duration
 	// Rules apply until Client.SetRules stores others, which outlive the service.
 	Rules Rules
 	// Replicas and MaxBytes are those of the ledger. Zero: one replica, or as many as the ledger has; 256 MiB.
@@ -72,10 +77,13 @@ func (c Config) withDefaults() Config {
 		c.Lead = defaultLead
 	}
 	if c.NodeLease == 0 {
-		c.NodeLease = defaultLease
+		c.NodeLease = evidence.NodeLease
 	}
 	if c.NodeSilence == 0 {
-		c.NodeSilence = defaultSilence
+		c.NodeSilence = evidence.NodeSilence
+	}
+	if c.Unclaimed == 0 {
+		c.Unclaimed = evidence.Unclaimed
 	}
 	if c.MaxBytes == 0 {
 		c.MaxBytes = defaultLedger

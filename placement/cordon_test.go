@@ -18,7 +18,7 @@ func TestCordon(t *testing.T) {
 	first := s.service(placement.Config{})
 	c, op := s.client("default"), s.client("")
 	s.ready(op, 2)
-	ctx := within(t, 30*time.Second)
+	ctx := within(t, 2*time.Minute)
 	before, err := c.Reserve(ctx, placement.Request{ID: "before", Bundles: []placement.Bundle{on("n1", 1)}})
 	require.NoError(t, err)
 
@@ -91,7 +91,7 @@ func TestCordonBadInput(t *testing.T) {
 	s.service(placement.Config{})
 	op := s.client("")
 	s.ready(op, 2)
-	ctx := within(t, 20*time.Second)
+	ctx := within(t, 2*time.Minute)
 	_, err := op.Cordon(ctx, placement.Cordon{Node: "n7"})
 	require.ErrorIs(t, err, planner.ErrUnknownNode)
 	require.ErrorContains(t, err, "there are n0, n1")

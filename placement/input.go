@@ -50,12 +50,17 @@ func (q *inputQueue) put(it input) bool {
 	wake := !full && q.calls >= q.want
 	q.mu.Unlock()
 	if wake {
-		select {
-		case q.wakeCh <- struct{}{}:
-		default:
-		}
+		q.wake()
 	}
 	return !full
+}
+
+// wake has the loop look at what the desk has changed.
+func (q *inputQueue) wake() {
+	select {
+	case q.wakeCh <- struct{}{}:
+	default:
+	}
 }
 
 // take empties the queue; spare is a slice to reuse.

@@ -6,18 +6,18 @@ import (
 	"slices"
 	"time"
 
-	"troupe/bus"
 	"troupe/bus/wire"
 	"troupe/placement/planner"
 )
 
-// leaderTerm is the state of a leader during one term. The loop owns it. Committed changes are applied in apply; only
+// leaderTerm is the state of a leader during one term. The lock of the desk guards it. Committed changes are applied in apply; only
 // state that is not stored (the queue, clients, liveness of nodes) changes elsewhere.
 type leaderTerm struct {
 	cfg       Config
 	ledger    *ledger
 	startedAt time.Time
 	inputs    *inputQueue
+	desk      *Desk
 
 	planner  *planner.Planner
 	records  map[string]*ledgerEntry
@@ -35,6 +35,7 @@ type leaderTerm struct {
 	anyLost       bool // records may contain lost ones
 	lastTick      time.Time
 	round         *round // that is being decided
+	outbox        outbox
 }
 
 // ledgerEntry is a record with the state that only the leader has.
@@ -46,6 +47,7 @@ type ledgerEntry struct {
 	lastConfirmed time.Time // of an unconfirmed one: when an agent last ran it, or the start of the term
 	ending        bool      // its deletion is in the current round
 	onEnd         []func(error)
+	onGrant       []*call // of the desk, for a reservation that is being written
 }
 
 // call is one message of a client.
@@ -55,7 +57,8 @@ type call struct {
 	namespace string // empty: an operator
 	request   Request
 	digest    uint64
-	err       error // of decoding the message
+	err       error        // of decoding the message
+	local     *deskRequest // of the desk; nil: of a client
 }
 
 // waiter is a request in the queue.
@@ -73,8 +76,9 @@ func newLeaderTerm(cfg Config, l *ledger, c ledgerContents, w *watermark, now ti
 	t := &leaderTerm{
 		cfg: cfg, ledger: l, startedAt: now, inputs: newInputQueue(), rules: cfg.Rules, round: newRound(),
 		records: map[string]*ledgerEntry{}, queue: map[string]*waiter{}, sessions: map[string]*clientSession{}, reported: map[string]bool{},
-		nodes: newNodeTable(cfg.NodeLease, cfg.NodeSilence, now),
+		nodes: newNodeTable(cfg.NodeLease, cfg.NodeSilence, now), desk: newDesk(),
 	}
+	t.desk.term = t
 	if c.rules != nil {
 		t.rules = *c.rules
 	}
@@ -125,8 +129,11 @@ func (t *leaderTerm) decide(items []input, now time.Time) *round {
 		t.lastTick = now
 		t.checkNodes(now)
 		t.expireClients(now)
-		t.resolveDoubt()
+		t.resolveDoubt(now)
 		t.dropUnconfirmed(now)
+		if now.Sub(t.startedAt) > settleGrace {
+			t.dropStandby(func(*ledgerEntry) bool { return true })
+		}
 	}
 	if t.needsSchedule {
 		t.needsSchedule = false
@@ -176,7 +183,7 @@ func (t *leaderTerm) notifyHolder(e *ledgerEntry, news Event) {
 	if err != nil || e.Namespace == "" {
 		return
 	}
-	t.publish(bus.PlacementEvents(e.Namespace), data)
+	t.publish(eventSubject(e.Namespace), data)
 }
 
 // endReservation deletes a record. then, if not nil, is called after the deletion or its failure. Several calls in one
@@ -201,6 +208,7 @@ func (t *leaderTerm) endReservation(e *ledgerEntry, news Event, then func(error)
 			t.planner.Release(e.ID)
 			t.reconcileNodesOf(e, now)
 			t.endChildren(e.ID)
+			t.desk.recordEnded(e.ID, news.Why)
 		}
 		t.needsSchedule = t.needsSchedule || len(t.queue) > 0
 		if news.Kind != "" {

@@ -204,6 +204,9 @@ func (t *leaderTerm) checkReserve(c *call) error {
 	if q.Namespace != c.namespace && c.namespace != "" || q.Namespace == "" {
 		return bus.Errorf(bus.CodeInvalid, "a client of namespace %q asks for a reservation in namespace %q", c.namespace, text.Clip(q.Namespace))
 	}
+	if q.Volatile && c.local == nil {
+		return bus.Errorf(bus.CodeInvalid, "a volatile lease is given to control services of the head alone; ask for a reservation")
+	}
 	if q.PerInstance != 0 {
 		return &RequestError{Problem: planner.ErrBadInstances, Detail: "a reservation of instances", Hint: "each instance is reserved by itself: Request.Instances"}
 	}

@@ -58,7 +58,7 @@ func (h *rawClient) lead() (stop func()) {
 		a, err := h.send(message{Seq: 1, Verb: verbRules})
 		h.epoch = max(h.epoch, a.Epoch)
 		return err == nil && a.Kind == answerDone
-	}, 10*time.Second, 10*time.Millisecond)
+	}, 2*time.Minute, 10*time.Millisecond)
 	return stop
 }
 
@@ -74,7 +74,7 @@ func (h *rawClient) send(m message) (answer, error) {
 	require.NoError(h.t, err)
 	ctx, cancel := context.WithTimeout(h.t.Context(), 300*time.Millisecond)
 	defer cancel()
-	reply, err := h.b.Request(ctx, bus.PlacementRequest("default"), data)
+	reply, err := h.b.Request(ctx, requestSubject("default"), data)
 	if err != nil {
 		return answer{}, err
 	}
@@ -91,7 +91,7 @@ func (h *rawClient) reserve(seq uint64) message {
 	require.Eventually(h.t, func() bool {
 		a, err := h.send(m)
 		return err == nil && a.Kind == answerDone
-	}, 10*time.Second, 10*time.Millisecond)
+	}, 2*time.Minute, 10*time.Millisecond)
 	return m
 }
 

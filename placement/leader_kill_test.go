@@ -58,7 +58,7 @@ func TestKilledLeader(t *testing.T) { // not parallel: it measures the time of a
 		c := s.clientAt(s.busAt(bus.Config{URLs: []string{s.srv.URL()}}), "default")
 		group.Go(func() {
 			for i := n; i < total; i += clients {
-				r, err := c.Reserve(within(t, time.Minute), placement.Request{
+				r, err := c.Reserve(within(t, 2*time.Minute), placement.Request{
 					ID: fmt.Sprintf("r%d", i), Bundles: []placement.Bundle{{Devices: 100, CPUs: 100}},
 				})
 				if err != nil {
@@ -99,7 +99,7 @@ func TestKilledLeader(t *testing.T) { // not parallel: it measures the time of a
 	}
 	for _, r := range list.Records {
 		group.Go(func() {
-			if err := op.Release(within(t, time.Minute), r.ID, r.Token); err != nil {
+			if err := op.Release(within(t, 2*time.Minute), r.ID, r.Token); err != nil {
 				t.Errorf("release %s: %v", r.ID, err)
 			}
 		})

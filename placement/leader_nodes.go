@@ -108,6 +108,7 @@ func (t *leaderTerm) syncPlanner(n *nodeEntry) {
 		t.needsSchedule = t.needsSchedule || len(t.queue) > 0
 	}
 	n.changed = false
+	t.desk.nodesChanged()
 }
 
 // requestReport asks a node with a lease for a missing report, or orders it to kill workers. It repeats until the

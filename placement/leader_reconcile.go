@@ -68,7 +68,7 @@ func (t *leaderTerm) lostByLedger(run *protocol.RunningGrant, e *ledgerEntry) bo
 	case bus.CheckName("reservation", run.Reservation) != nil || bus.CheckName("namespace", run.Namespace) != nil:
 		return false // no ledger grants invalid names
 	}
-	return run.Token < t.identity.Born || run.Token > t.newestToken()
+	return run.Token < t.identity.Born || t.identity.lostLater(run.Token, t.newestToken())
 }
 
 // confirmByReport confirms a reservation that an agent runs. An adopted one is not confirmed by reports alone: its
@@ -105,9 +105,9 @@ func (e *ledgerEntry) coversGrant(n *nodeEntry, run *protocol.RunningGrant) bool
 // granted again and its holder can release it with the token. The parts of a gang on several nodes are merged from
 // their reports.
 func (t *leaderTerm) adopt(n *nodeEntry, run *protocol.RunningGrant, now time.Time) {
-	if run.Token > t.newestToken() {
-		why := fmt.Sprintf("the ledger is older than what node %s runs: reservation %s has token %d, and the newest it has granted is %d", n.name, run.Reservation, run.Token, t.newestToken())
-		t.identity.Offset += run.Token - t.newestToken()
+	if newest := t.newestToken(); t.identity.lostLater(run.Token, newest) {
+		why := fmt.Sprintf("the ledger is older than what node %s runs: it has never granted reservation %s with token %d", n.name, run.Reservation, run.Token)
+		t.identity.Offset += max(run.Token, newest) - newest
 		t.distrust(why, slices.Collect(maps.Keys(t.nodes.byName)), now)
 		t.cfg.Logger.Error("placement: nothing is granted", "error", t.ledgerError())
 	}

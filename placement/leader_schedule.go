@@ -14,7 +14,7 @@ import (
 // expireClients removes requests and sessions of silent clients, and evicts reservations whose grace period is over.
 func (t *leaderTerm) expireClients(now time.Time) {
 	for id, w := range t.queue {
-		if now.Sub(w.renewed) > queueTTL {
+		if w.call.local == nil && now.Sub(w.renewed) > queueTTL {
 			if s := t.sessions[w.call.Session]; s != nil {
 				delete(s.open, w.call.Seq) // a later repetition starts anew
 			}
@@ -138,6 +138,14 @@ func (t *leaderTerm) suspendQueue(err error) {
 func (t *leaderTerm) grant(g *planner.Grant) {
 	w := t.queue[g.Reservation.ID]
 	delete(t.queue, g.Reservation.ID)
+	if g.Reservation.Volatile {
+		if err := t.planner.Grant(g.Reservation); err != nil {
+			t.refuseWaiter(w, err)
+			return
+		}
+		t.desk.finish(w.call.local, Record{Reservation: g.Reservation, State: StateGranted}, nil)
+		return
+	}
 	e := &ledgerEntry{storedRecord: storedRecord{
 		Record:  Record{Reservation: g.Reservation, State: StateGranted, Unmet: g.Unmet},
 		Session: w.call.Session, Seq: w.call.Seq, Digest: w.call.digest, Offset: t.identity.Offset,
@@ -174,6 +182,14 @@ func (t *leaderTerm) maxRecord() int64 {
 }
 
 func (t *leaderTerm) answerGrant(c *call, e *ledgerEntry) {
+	for _, other := range append(e.onGrant, c) {
+		if other.local != nil {
+			t.desk.finish(other.local, e.Record, nil)
+		}
+	}
+	if e.onGrant = nil; c.local != nil {
+		return
+	}
 	if e.encoded == nil {
 		e.encoded, _ = e.encode() // cannot fail: it was decoded from such bytes
 	}
@@ -182,6 +198,10 @@ func (t *leaderTerm) answerGrant(c *call, e *ledgerEntry) {
 
 func (t *leaderTerm) refuseWaiter(w *waiter, err error) {
 	delete(t.queue, w.call.request.ID)
+	if w.call.local != nil {
+		t.desk.finish(w.call.local, Record{}, err)
+		return
+	}
 	t.answerCall(w.call, &answer{Kind: answerFailed, Error: encodeError(err)})
 }
 
@@ -223,7 +243,11 @@ func (t *leaderTerm) preempt(p planner.Preemption) {
 	grace := t.rules.grace()
 	for _, id := range p.Victims {
 		e := t.records[id]
-		if e == nil || e.ending || e.State == StateLeaving {
+		if e == nil {
+			t.desk.preemptLease(id, "preempted for "+p.For)
+			continue
+		}
+		if e.ending || e.State == StateLeaving {
 			continue
 		}
 		leaving := e.storedRecord

@@ -98,7 +98,7 @@ type pendingValue struct {
 type roundRecord struct {
 	N       uint64          `msgpack:"n"`
 	Changes []journalChange `msgpack:"changes"`
-	Sum     *uint64         `msgpack:"sum,omitempty"` // of the keys after it; nil in rounds of older versions
+	Sum     uint64          `msgpack:"sum"` // of the keys after it
 }
 
 type journalChange struct {
@@ -123,9 +123,9 @@ type ledgerContents struct {
 
 	identity *ledgerIdentity // nil: none
 	notEmpty bool
-	round    uint64  // the last one
-	sum      *uint64 // of its keys
-	damage   string  // what is missing; empty: nothing that the ledger alone can show
+	round    uint64 // the last one
+	sum      uint64 // of its keys
+	damage   string // what is missing; empty: nothing that the ledger alone can show
 }
 
 // read returns the contents and prepares the ledger for the next round.
@@ -138,7 +138,7 @@ func (l *ledger) read(ctx context.Context) (ledgerContents, error) {
 	if err != nil {
 		return ledgerContents{}, err
 	}
-	c := ledgerContents{ranks: map[string]int{}, cordons: map[string]cordons{}, round: l.nextRound - 1, sum: &l.sum, damage: l.damage}
+	c := ledgerContents{ranks: map[string]int{}, cordons: map[string]cordons{}, round: l.nextRound - 1, sum: l.sum, damage: l.damage}
 	c.notEmpty = len(state) > 0 || c.round > 0
 	if l.nextRound-1 > l.checkpointed { // afterwards both halves are free
 		l.startCheckpoint(ctx)
@@ -210,7 +210,7 @@ func (l *ledger) replayRounds(state map[string]pendingValue, rounds []journalRou
 	var sum *uint64
 	for _, r := range rounds {
 		if r.N == l.checkpointed {
-			sum = r.Sum
+			sum = &r.Sum
 		}
 		if r.N <= l.checkpointed {
 			continue
@@ -218,7 +218,7 @@ func (l *ledger) replayRounds(state map[string]pendingValue, rounds []journalRou
 		if r.N != l.nextRound && l.damage == "" {
 			l.damage = fmt.Sprintf("the ledger's journal has a gap: round %d after %d", r.N, l.nextRound-1)
 		}
-		l.nextRound, sum = r.N+1, r.Sum
+		l.nextRound, sum = r.N+1, &r.Sum
 		for _, c := range r.Changes {
 			l.setPending(c, r.revision)
 			l.setKey(c.Key, c.Value != nil)
@@ -291,7 +291,7 @@ func (l *ledger) write(ctx context.Context, changes []*change) {
 		r.Changes[i] = c.journalChange()
 		sum = l.sumAfter(sum, c.key, c.value != nil)
 	}
-	r.Sum = &sum
+	r.Sum = sum
 	var value []byte
 	if err == nil {
 		value, err = wire.Marshal(r)

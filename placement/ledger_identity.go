@@ -21,8 +21,9 @@ import (
 // one when an agent runs workers under a token without a record:
 //
 //   - A token from Born to the newest was granted by this ledger, which contains every grant since. No record: it has ended.
-//   - A token below Born was granted by a ledger that was lost or damaged, or before identities existed. No record: unknown.
-//   - A token above the newest was granted by a later state of this ledger, which was lost. No record: unknown.
+//   - A token below Born was granted by a ledger that was lost or damaged. No record: unknown.
+//   - A token in a gap, or above the newest, was granted by a later state of this ledger, which was lost. No record: unknown. Every
+//     term begins with a gap up to the time of its start: a ledger grants less than one token a microsecond.
 //
 // Unknown grants are adopted. A ledger that is found to be damaged gets a new identity.
 type ledgerIdentity struct {
@@ -30,9 +31,37 @@ type ledgerIdentity struct {
 	Born   uint64 `msgpack:"born"`             // the first token for which a missing record means that the grant has ended
 	Offset uint64 `msgpack:"offset,omitempty"` // token = revision + Offset; it grows when agents know greater tokens
 
+	Gaps []tokenRange `msgpack:"gaps,omitempty"` // tokens that no term of this ledger has granted, the last ones
+
 	Doubt  string    `msgpack:"doubt,omitempty"`  // what is wrong; nothing is granted until that is resolved
 	Awaits []string  `msgpack:"awaits,omitempty"` // nodes that must report first
 	Since  time.Time `msgpack:"since,omitempty"`  // of the doubt
+}
+
+// tokenRange is tokens from the first to the last.
+type tokenRange struct {
+	First uint64 `msgpack:"first"`
+	Last  uint64 `msgpack:"last"`
+}
+
+const gapsMost = 32 // gaps that are remembered; the tokens up to an older one are unknown
+
+// startTerm begins a term after a newest token, with a gap up to the time.
+func (i *ledgerIdentity) startTerm(newest uint64, now time.Time) {
+	begin := uint64(max(now.UnixMicro(), 0)) //nolint:gosec // not negative
+	if begin <= newest {
+		return
+	}
+	i.Offset += begin - newest
+	i.Gaps = append(slices.Clone(i.Gaps), tokenRange{newest + 1, begin})
+	if len(i.Gaps) > gapsMost {
+		i.Born, i.Gaps = i.Gaps[0].Last+1, i.Gaps[1:]
+	}
+}
+
+// lostLater reports whether a token was granted by a later state of the ledger, which was lost.
+func (i *ledgerIdentity) lostLater(token, newest uint64) bool {
+	return token > newest || token >= i.Born && slices.ContainsFunc(i.Gaps, func(g tokenRange) bool { return g.First <= token && token <= g.Last })
 }
 
 const identityKey = "ledger"
@@ -144,29 +173,30 @@ func keySum(key string) uint64 {
 	return x ^ x>>33
 }
 
-// inspect returns what is wrong with the ledger; empty if nothing is. legacy is true for a ledger of a version without
-// identity, whose records may be incomplete.
-func (c *ledgerContents) inspect(w *watermark) (wrong string, legacy bool) {
+// inspect returns what is wrong with the ledger; empty if nothing is.
+func (c *ledgerContents) inspect(w *watermark) (wrong string) {
 	switch {
+	case c.identity == nil && w != nil && w.Round == 0: // of DistrustLedger
+		return "the ledger is missing or empty: " + w.Ledger
 	case c.identity == nil && w != nil:
-		return fmt.Sprintf("the ledger is missing or empty: its watermark names ledger %s at round %d", w.Ledger, w.Round), false
-	case c.identity == nil:
-		return c.damage, c.damage == "" && c.notEmpty
+		return fmt.Sprintf("the ledger is missing or empty: its watermark names ledger %s at round %d", w.Ledger, w.Round)
+	case c.identity == nil && c.damage == "" && c.notEmpty:
+		return "the ledger has records and no identity"
 	case w != nil && w.Ledger != c.identity.ID:
-		return fmt.Sprintf("the ledger has identity %s, and its watermark names %s", c.identity.ID, w.Ledger), false
+		return fmt.Sprintf("the ledger has identity %s, and its watermark names %s", c.identity.ID, w.Ledger)
 	case w != nil && c.round < w.Round:
-		return fmt.Sprintf("the ledger is older than its watermark: it ends at round %d, and the watermark is at round %d", c.round, w.Round), false
+		return fmt.Sprintf("the ledger is older than its watermark: it ends at round %d, and the watermark is at round %d", c.round, w.Round)
 	case c.damage != "":
-		return c.damage, false
-	case w != nil && w.Round == c.round && c.sum != nil && *c.sum != w.Sum:
-		return fmt.Sprintf("the ledger's keys are not those that it had at round %d", c.round), false
+		return c.damage
+	case w != nil && w.Round == c.round && c.sum != w.Sum:
+		return fmt.Sprintf("the ledger's keys are not those that it had at round %d", c.round)
 	}
-	return "", false
+	return ""
 }
 
 // checkLedger decides whether the leader trusts the ledger, and adds an identity to the first round if there is none.
 func (t *leaderTerm) checkLedger(c *ledgerContents, w *watermark, now time.Time) {
-	wrong, legacy := c.inspect(w)
+	wrong := c.inspect(w)
 	if c.identity != nil {
 		t.identity = *c.identity
 	}
@@ -177,16 +207,12 @@ func (t *leaderTerm) checkLedger(c *ledgerContents, w *watermark, now time.Time)
 			nodes = append(nodes, w.Nodes...)
 		}
 		t.distrust(wrong, nodes, now)
-		t.resolveDoubt() // no node is known
-	case legacy:
-		t.identity = ledgerIdentity{ID: bus.NewID(), Born: t.newestToken() + 1}
-		t.unconfirmAll("it was written by a version without ledger identities")
-		t.writeIdentity()
 	case c.identity == nil:
 		t.identity = ledgerIdentity{ID: bus.NewID(), Born: t.newestToken() + 1}
 		t.writeIdentity()
 	default:
-		t.ledger.enableWatermark(t.identity.ID, t.identity.Awaits)
+		t.identity.startTerm(t.newestToken(), now)
+		t.writeIdentity()
 	}
 	if t.identity.Doubt != "" {
 		t.cfg.Logger.Error("placement: nothing is granted", "error", t.ledgerError())
@@ -249,9 +275,10 @@ func (t *leaderTerm) markReported(node string) {
 	}
 }
 
-// resolveDoubt trusts the ledger again once every node has reported.
-func (t *leaderTerm) resolveDoubt() {
-	if t.identity.Doubt != "" && len(t.awaitedNodes()) == 0 {
+// resolveDoubt trusts the ledger again once every node has reported, and unknown nodes and holders have had time to come back and to say
+// what they hold.
+func (t *leaderTerm) resolveDoubt(now time.Time) {
+	if t.identity.Doubt != "" && len(t.awaitedNodes()) == 0 && !now.Before(t.nodes.judgeFrom) {
 		t.trustLedger("every node has reported what runs on it")
 	}
 }
@@ -285,6 +312,9 @@ type LedgerStatus struct {
 	Since  time.Time `json:"since,omitzero" msgpack:"since,omitempty"`    // of the doubt
 	// Unconfirmed is the number of reservations that neither an agent nor a holder has confirmed yet.
 	Unconfirmed int `json:"unconfirmed,omitempty" msgpack:"unconfirmed,omitempty"`
+	// Leader is the ID of the service that leads, and Epoch the number of its term, which grows with every change of the leader.
+	Leader string `json:"leader,omitempty" msgpack:"leader,omitempty"`
+	Epoch  uint64 `json:"epoch,omitempty" msgpack:"epoch,omitempty"`
 }
 
 // String describes the status in one line.
@@ -296,7 +326,7 @@ func (s LedgerStatus) String() string {
 }
 
 func (t *leaderTerm) ledgerStatus() *LedgerStatus {
-	s := &LedgerStatus{ID: t.identity.ID, Doubt: t.identity.Doubt, Since: t.identity.Since}
+	s := &LedgerStatus{ID: t.identity.ID, Doubt: t.identity.Doubt, Since: t.identity.Since, Leader: t.cfg.ID, Epoch: t.ledger.term.Epoch()}
 	if s.Doubt != "" {
 		s.Awaits = clipList(t.awaitedNodes())
 	}

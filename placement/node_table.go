@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"troupe/gpu"
+	"troupe/nodes/evidence"
 	"troupe/nodes/protocol"
 	"troupe/placement/planner"
 )
@@ -308,22 +309,26 @@ func (t *nodeTable) requireVerification(slots []Slot, why string, now time.Time)
 
 // findLost returns the nodes that are newly lost, and those that are gone: silent and without a lease. Before the
 // leases have been seen, it returns none. complete reports whether everything that nodes sent until a moment has arrived: a
-// leader that hears nothing of anybody cannot tell which node is silent.
+// leader that hears of no node at all cannot tell which node is silent.
 func (t *nodeTable) findLost(now time.Time, complete func(until time.Time) bool) (lost, gone []*nodeEntry) {
 	for _, name := range slices.Sorted(maps.Keys(t.byName)) {
 		n := t.byName[name]
-		silent := now.Sub(n.lastHeard) > t.silence && complete(n.lastHeard.Add(t.silence))
-		left := n.lastHeard.IsZero() && !n.leased && n.report != nil && n.verified // it has ended in order
+		heard := t.heardSince(n)
+		signs := evidence.Signs{Silence: now.Sub(heard)}
+		if n.lastHeard.IsZero() && !n.leased && n.report != nil && n.verified {
+			signs.Exit = "its agent has ended in order"
+		}
+		if !now.Before(t.judgeFrom) && t.leasesSeen && complete(heard.Add(t.silence)) {
+			signs.Heard = signs.Silence
+		}
+		v := evidence.Judge(signs, evidence.Limits{Silence: t.silence})
 		switch {
-		case n.gone:
-		case left:
-			gone = append(gone, n)
-		case !silent || now.Before(t.judgeFrom) || !t.leasesSeen:
+		case n.gone || !v.Dead:
 		case !n.leased:
 			gone = append(gone, n)
 		case n.state != NodeLost:
 			n.verified = false
-			n.setState(NodeLost, "no heartbeat for "+now.Sub(t.heardSince(n)).Round(time.Second).String(), now)
+			n.setState(NodeLost, v.Why, now)
 			lost = append(lost, n)
 		}
 	}

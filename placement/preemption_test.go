@@ -39,7 +39,7 @@ func TestOnePreemptionPerRequest(t *testing.T) {
 	c := s.client("default")
 	sim := s.addOwn("host")
 	s.ready(c, 1)
-	ctx := within(t, 60*time.Second)
+	ctx := within(t, 2*time.Minute)
 	small, err := c.Reserve(ctx, gang("small", 1, 1))
 	require.NoError(t, err)
 	_, err = c.Reserve(ctx, gang("large", 1, 3))

@@ -38,7 +38,7 @@ func TestQueueOrder(t *testing.T) {
 	s.service(placement.Config{})
 	c := s.client("default")
 	s.ready(c, 2)
-	ctx := within(t, 60*time.Second)
+	ctx := within(t, 2*time.Minute)
 	a, err := c.Reserve(ctx, placement.Request{ID: "a", Bundles: []placement.Bundle{on("n0", 3)}})
 	require.NoError(t, err)
 	b, err := c.Reserve(ctx, placement.Request{ID: "b", Bundles: []placement.Bundle{on("n1", 2)}})
@@ -107,7 +107,7 @@ func TestStandBy(t *testing.T) {
 	require.NoError(t, err)
 	for _, leader := range services[:2] {
 		leader.stop()
-		again, err := c.Reserve(within(t, 20*time.Second), gang("r", 1, 1))
+		again, err := c.Reserve(within(t, 2*time.Minute), gang("r", 1, 1))
 		require.NoError(t, err)
 		require.Equal(t, first, again, "found again, by another")
 	}
@@ -119,7 +119,7 @@ func TestEndOfAParent(t *testing.T) {
 	s.service(placement.Config{})
 	c := s.client("default")
 	s.ready(c, 1)
-	ctx := within(t, 60*time.Second)
+	ctx := within(t, 2*time.Minute)
 	parent, err := c.Reserve(ctx, gang("parent", 1, 1))
 	require.NoError(t, err)
 	inside := func(id string) placement.Request {

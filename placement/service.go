@@ -1,8 +1,10 @@
 package placement
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -14,7 +16,8 @@ import (
 
 // Service is a placement service. Of all services on one bus one leads; the others stand by.
 type Service struct {
-	cfg Config
+	cfg  Config
+	desk *Desk
 }
 
 // NewService returns a service that does nothing before Run.
@@ -23,20 +26,18 @@ func NewService(cfg Config) (*Service, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	return &Service{cfg: cfg}, nil
+	return &Service{cfg: cfg, desk: newDesk()}, nil
 }
 
 // Run serves until ctx ends, which is no error. A leader that is deposed, or does not know the outcome of a write,
 // steps down, and reads the ledger again when it next leads. Run fails only if the bus is closed or the ledger cannot
 // be decoded.
 func (s *Service) Run(ctx context.Context) error {
-	refusing, stop := context.WithCancel(ctx)
-	stoppedCh := make(chan struct{})
-	bus.Go(func() {
-		defer close(stoppedCh)
-		s.refuseWhileFull(refusing)
-	})
-	defer func() { stop(); <-stoppedCh }()
+	beside, stop := context.WithCancel(ctx)
+	var group sync.WaitGroup
+	group.Go(bus.Guard(func() { s.refuseWhileFull(beside) }))
+	group.Go(bus.Guard(func() { s.desk.run(beside) }))
+	defer func() { stop(); group.Wait() }()
 	backoff := bus.Backoff{First: campaignPause, Most: 10 * campaignPause}.Start()
 	for {
 		err := s.campaign(ctx)
@@ -63,15 +64,18 @@ func (s *Service) campaign(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	leases, err := kv.Open(ctx, s.cfg.Bus, kv.Config{Bucket: ledgerBucket + "_leases", Replicas: s.cfg.Replicas, MaxBytes: leaseBytes, Leases: true})
-	if err != nil {
-		return err
+	lead := kv.LeadConfig{Key: "lead", ID: s.cfg.ID, TTL: s.cfg.Lead}
+	if s.cfg.Bus.Member() == nil {
+		lead.Leases, err = kv.Open(ctx, s.cfg.Bus, kv.Config{Bucket: ledgerBucket + "_leases", Replicas: s.cfg.Replicas, MaxBytes: leaseBytes, Leases: true})
+		if err != nil {
+			return err
+		}
 	}
 	mark, err := openWatermark(ctx, s.cfg)
 	if err != nil {
 		return err
 	}
-	return bucket.Lead(ctx, kv.LeadConfig{Key: "lead", Leases: leases, ID: s.cfg.ID, TTL: s.cfg.Lead}, func(ctx context.Context, term *kv.Term) error {
+	return bucket.Lead(ctx, lead, func(ctx context.Context, term *kv.Term) error {
 		maintaining, stop := context.WithCancel(ctx)
 		var group sync.WaitGroup
 		group.Go(bus.Guard(func() { bucket.Maintain(maintaining) }))
@@ -125,6 +129,8 @@ func (s *Service) serveTerm(ctx context.Context, l *ledger, nodes *kv.Bucket) er
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer l.awaitCheckpoint()
+	s.desk.begin(t)
+	defer s.desk.end()
 	stop, err := s.listen(ctx, t, nodes)
 	defer func() { cancel(); stop() }()
 	if err != nil {
@@ -169,8 +175,8 @@ func (s *Service) listen(ctx context.Context, t *leaderTerm, nodes *kv.Bucket) (
 		}
 	})
 	for subject, hear := range map[string]func(*bus.Msg){
-		bus.PlacementRequests(): func(m *bus.Msg) { s.receiveRequest(t, m) },
-		bus.NodeBeats():         func(m *bus.Msg) { s.receiveHeartbeat(t.inputs, m) },
+		requestSubjects(): func(m *bus.Msg) { s.receiveRequest(t, m) },
+		bus.NodeBeats():   func(m *bus.Msg) { s.receiveHeartbeat(t.inputs, m) },
 	} {
 		sub, err := s.cfg.Bus.Subscribe(subject, hear)
 		if err != nil {
@@ -200,8 +206,9 @@ func (s *Service) receiveLease(q *inputQueue, ev kv.Event) {
 
 func (s *Service) receiveHeartbeat(q *inputQueue, m *bus.Msg) {
 	hb := new(protocol.Heartbeat)
-	if err := wire.Unmarshal(m.Data, hb); err != nil || bus.NodeBeat(hb.Node) != m.Subject {
-		s.cfg.Logger.Warn("placement: a heartbeat cannot be read", "subject", m.Subject, "error", err)
+	err := wire.Unmarshal(m.Data, hb)
+	if err = cmp.Or(err, bus.CheckName("node", hb.Node)); err != nil || bus.NodeBeat(hb.Node) != m.Subject {
+		s.cfg.Bus.Malformed("a heartbeat", err)
 		return
 	}
 	q.put(input{heartbeat: hb})
@@ -212,7 +219,12 @@ func (s *Service) receiveRequest(t *leaderTerm, m *bus.Msg) {
 	if m.Reply == "" {
 		return // no reply subject
 	}
-	c := &call{reply: m.Reply, namespace: bus.PlacementRequester(m.Subject)}
+	namespace, ok := requesterOf(m.Subject)
+	if !ok {
+		s.cfg.Bus.Malformed("a request for placement", bus.CheckName("namespace", namespace))
+		return
+	}
+	c := &call{reply: m.Reply, namespace: namespace}
 	err := wire.Unmarshal(m.Data, &c.message)
 	if err == nil && len(c.message.Request) > 0 {
 		c.request, c.err = decodeRequest(c.message.Request)
@@ -223,18 +235,18 @@ func (s *Service) receiveRequest(t *leaderTerm, m *bus.Msg) {
 	}
 	if !t.inputs.put(input{call: c}) {
 		c.err = bus.Errorf(bus.CodeBusy, "%d requests wait for the placement service", maxInputs)
-		t.send(c, &answer{Kind: answerFailed, Error: encodeError(c.err)})
+		t.cfg.post(outgoing{c.reply, t.encodeAnswer(c, &answer{Kind: answerFailed, Error: encodeError(c.err)})})
 	}
 }
 
-// loop decides and commits rounds until the lead is lost. It owns t.
+// loop decides and commits rounds until the lead is lost. It shares t with the desk, under the desk's lock.
 func (s *Service) loop(ctx context.Context, t *leaderTerm) error {
 	tick := time.NewTicker(tickEvery)
 	defer tick.Stop()
 	together := newBatchWindow(t.inputs)
 	var items []input
 	for {
-		if !t.needsSchedule && len(t.round.changes) == 0 && !together.wait(ctx) {
+		if !t.hasWork() && !together.wait(ctx) {
 			select {
 			case <-ctx.Done():
 				return ctx.Err()
@@ -247,35 +259,60 @@ func (s *Service) loop(ctx context.Context, t *leaderTerm) error {
 		if !t.ledger.term.Valid() {
 			return &stepDownError{bus.Errorf(bus.CodeFenced, "the lead has expired")}
 		}
+		t.desk.mu.Lock()
 		round := t.decide(items, now)
+		t.desk.mu.Unlock()
 		calls := len(items)
 		clear(items)
 		var unknown error
-		t.ledger.commit(ctx, round.changes, func(c *change) { unknown = errors.Join(unknown, t.apply(c, time.Now())) })
-		if err := errors.Join(unknown, t.ledger.maintain(ctx, now)); err != nil {
-			return &stepDownError{err}
+		t.ledger.commit(ctx, round.changes, func(c *change) {
+			t.desk.mu.Lock()
+			defer t.desk.mu.Unlock()
+			unknown = errors.Join(unknown, t.apply(c, time.Now()))
+		})
+		if unknown == nil && !t.outbox.empty() && !slices.ContainsFunc(round.changes, func(c *change) bool { return c.err == nil }) {
+			unknown = t.ledger.term.Confirm(ctx) // what was only read may be another leader's by now
+		}
+		if unknown == nil {
+			t.outbox.deliver(t.cfg)
+			unknown = t.ledger.maintain(ctx, now)
+		}
+		if unknown != nil {
+			return &stepDownError{unknown}
 		}
 		together.roundDone(calls, len(round.changes) > 0, time.Since(now))
 	}
 }
 
+// hasWork reports whether there is something to decide or to write.
+func (t *leaderTerm) hasWork() bool {
+	t.desk.mu.Lock()
+	defer t.desk.mu.Unlock()
+	return t.needsSchedule || len(t.round.changes) > 0
+}
+
 // send answers a call. The client asks again for an answer that is lost.
 func (t *leaderTerm) send(c *call, a *answer) []byte {
+	if c.local != nil {
+		return nil // the desk is told outcomes alone
+	}
+	data := t.encodeAnswer(c, a)
+	t.publish(c.reply, data)
+	return data
+}
+
+func (t *leaderTerm) encodeAnswer(c *call, a *answer) []byte {
 	a.Seq, a.Attempt, a.Epoch, a.Now = c.Seq, c.Attempt, t.ledger.term.Epoch(), t.termTime(time.Now())
 	data, err := wire.Marshal(a)
 	if err != nil {
 		a = &answer{Seq: a.Seq, Attempt: a.Attempt, Epoch: a.Epoch, Now: a.Now, Kind: answerFailed, Error: encodeError(err)}
 		data, _ = wire.Marshal(a) // cannot fail: an error and four numbers
 	}
-	t.publish(c.reply, data)
 	return data
 }
 
-func (t *leaderTerm) publish(subject string, data []byte) {
-	if err := t.cfg.Bus.Publish(subject, data); err != nil {
-		t.cfg.Logger.Debug("placement: an answer is lost", "error", err)
-	}
-}
+// publish sends a message once the round is committed, or the term confirmed.
+func (t *leaderTerm) publish(subject string, data []byte) { t.outbox.add(outgoing{subject, data}) }
 
 // refuseWhileFull answers requests with ErrNoSpace while the store of the embedded server takes no writes. Without it
 // no leader would answer, because the leader's lease is in that store, and clients would repeat until their deadline.
@@ -294,7 +331,7 @@ func (s *Service) refuseWhileFull(ctx context.Context) {
 		stop()
 		if full != nil {
 			var err error
-			sub, err = s.cfg.Bus.Subscribe(bus.PlacementRequests(), func(m *bus.Msg) { s.refuseMessage(m, full) })
+			sub, err = s.cfg.Bus.Subscribe(requestSubjects(), func(m *bus.Msg) { s.refuseMessage(m, full) })
 			if err != nil {
 				s.cfg.Logger.Warn("placement: cannot refuse requests while the store is full; they will time out", "error", err)
 			}
@@ -316,7 +353,7 @@ func (s *Service) refuseMessage(m *bus.Msg, full error) {
 	}
 	data, err := wire.Marshal(&answer{Seq: msg.Seq, Attempt: msg.Attempt, Epoch: msg.Epoch, Kind: answerFailed, Error: encodeError(full)})
 	if err == nil {
-		err = m.Respond(data)
+		err = s.cfg.Bus.Respond(m, data)
 	}
 	if err != nil {
 		s.cfg.Logger.Debug("placement: a refusal is lost; the client asks again", "error", err)

@@ -57,7 +57,8 @@ type message struct {
 	Rules   *Rules   `msgpack:"rules,omitempty"`
 	Cordon  *Cordon  `msgpack:"cordon,omitempty"`
 
-	Refs []ReservationRef `msgpack:"held,omitempty"` // of a confirmation
+	Refs  []ReservationRef `msgpack:"refs,omitempty"`  // of a confirmation
+	Claim wire.Raw         `msgpack:"claim,omitempty"` // of a confirmation: the storedRecord of the only ref, in case the ledger has lost it
 }
 
 // wireRequest is a request with equal bundles run-length encoded.

@@ -58,7 +58,9 @@ class Wheel(bdist_wheel):
         _, _, platform = super().get_tag()
         if sys.platform == "linux" and os.path.isdir(BIN):
             major, minor = glibc_needed()
-            machine = os.environ.get("TROUPE_MACHINE") or platform.partition("linux_")[2]  # make release builds for others too
+            machine = (
+                os.environ.get("TROUPE_MACHINE") or platform.partition("linux_")[2]
+            )  # make release builds for others too
             platform = f"manylinux_{major}_{minor}_{machine}"
         return "py3", "none", platform
 

@@ -6,41 +6,39 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/wire"
+	"troupe/roles/life"
 )
 
 // errStarting is the error of calls that do not wait for the start of their role.
 var errStarting = bus.Errorf(bus.CodeUnavailable, "the role is starting")
 
 // holdStart makes calls wait until the start is complete.
-func (c *Cluster) holdStart() {
-	c.mu.Lock()
-	c.startedCh = make(chan struct{})
-	c.mu.Unlock()
-	c.gate.Hold(c.Record().AllRanks(), func(rank int) *bus.Error {
+func (s *starter) holdStart() {
+	s.c.life.mu.Lock() // endError reads it
+	s.startedCh = make(chan struct{})
+	s.c.life.mu.Unlock()
+	s.c.gate.Hold(s.c.Record().AllRanks(), func(rank int) *bus.Error {
 		e := *errStarting
-		e.Role, e.Rank = c.Name(), rank
+		e.Role, e.Rank = s.c.Name(), rank
 		return &e
 	})
 }
 
 // startInBackground starts the workers, and sends the calls that wait. On an error it destroys the role, and the calls fail
 // with the error.
-func (c *Cluster) startInBackground(ctx context.Context, config wire.Raw) {
-	defer close(c.startChannel())
-	err := c.start(ctx, config)
+func (s *starter) startInBackground(ctx context.Context, config wire.Raw) {
+	defer close(s.startedCh)
+	err := s.start(ctx, config)
 	if err == nil {
-		c.gate.Release(nil)
 		return
 	}
 	why := startError(bus.AsError(err))
-	c.mu.Lock()
-	c.startErr = why
-	c.mu.Unlock()
-	c.end(why)
-	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
-	defer cancel()
-	if err := c.destroy(last, 0, stopInOrder); err != nil && !errors.Is(err, bus.ErrClosed) {
-		c.rt.log.Warn("roles: destroying a role that did not start failed", "role", c.Name(), "error", err)
+	s.mu.Lock()
+	s.startErr = why
+	s.mu.Unlock()
+	s.c.life.feed(life.Event{Kind: life.NotStarted, Why: why})
+	if err := s.undoStart(ctx); err != nil && !errors.Is(err, bus.ErrClosed) {
+		s.c.rt.log.Warn("roles: destroying a role that did not start failed", "role", s.c.Name(), "error", err)
 	}
 }
 
@@ -58,42 +56,24 @@ func startError(why *bus.Error) *bus.Error {
 	return &e
 }
 
-func (c *Cluster) startChannel() chan struct{} {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.startedCh
-}
-
 // isStarting reports whether the workers of a role that was created with Begin are being started.
-func (c *Cluster) isStarting() bool {
-	startedCh := c.startChannel()
-	if startedCh == nil {
-		return false
-	}
-	select {
-	case <-startedCh:
-		return false
-	default:
-		return true
-	}
-}
+func (s *starter) isStarting() bool { return s.startedCh != nil && s.c.life.state() == life.Starting }
 
 // WaitStarted returns when the start of a role that was created with Begin is complete, with its error. For other roles it
 // returns at once.
 func (c *Cluster) WaitStarted(ctx context.Context) error {
-	startedCh := c.startChannel()
-	if startedCh == nil {
+	if c.starter.startedCh == nil {
 		return nil
 	}
 	select {
-	case <-startedCh:
+	case <-c.starter.startedCh:
 	case <-ctx.Done():
 		return bus.Errorf(bus.CodeOf(ctx.Err()), "role %s is starting: %w", c.Name(), ctx.Err())
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.startErr != nil {
-		return c.startErr
+	c.starter.mu.Lock()
+	defer c.starter.mu.Unlock()
+	if c.starter.startErr != nil {
+		return c.starter.startErr
 	}
 	return nil
 }
@@ -110,19 +90,16 @@ type Death struct {
 // role is the last: later calls return no deaths and ok false. The counts belong to this Cluster. At most maxLosses are kept.
 func (c *Cluster) Deaths(ctx context.Context, seen int) (deaths []Death, all int, ok bool, err error) {
 	for {
-		losses, dropped, changedCh := c.liveness.failures()
+		losses, dropped, changedCh := c.life.failures()
 		all = dropped + len(losses)
 		if seen < 0 {
 			seen = all
 		}
 		from := min(max(seen-dropped, 0), len(losses))
 		for _, one := range losses[from:] {
-			deaths = append(deaths, Death{Rank: one.rank, Gen: one.gen, Why: one.why})
+			deaths = append(deaths, Death{Rank: one.rank, Gen: one.gen, Why: one.why()})
 		}
-		c.mu.Lock()
-		ended := c.ended
-		c.mu.Unlock()
-		switch {
+		switch ended := c.life.err(); {
 		case ended != nil && seen > all:
 			return nil, seen, false, nil
 		case ended != nil:

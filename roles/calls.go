@@ -4,7 +4,7 @@ import (
 	"context"
 
 	"troupe/actors"
-	"troupe/bus"
+	"troupe/bus/values"
 	"troupe/bus/wire"
 	"troupe/dispatch"
 )
@@ -17,7 +17,7 @@ func (c *Cluster) Go(ctx context.Context, call dispatch.Call) (*dispatch.Future,
 	}
 	if call.Object == "" {
 		info, err := c.Record().Method(call.Method)
-		if err != nil && c.isStarting() { // the worker knows its methods, this process does not yet
+		if err != nil && c.starter.isStarting() { // the worker knows its methods, this process does not yet
 			info, err = actors.MethodInfo{Name: call.Method, Lane: actors.Serial}, nil
 		}
 		if err != nil {
@@ -27,31 +27,32 @@ func (c *Cluster) Go(ctx context.Context, call dispatch.Call) (*dispatch.Future,
 			call.Mode = dispatch.Mode(info.Mode)
 		}
 		call.Control = call.Control || info.Lane.Name == actors.Control.Name
-		if info.Replay && c.Record().ReplacesWorkers() {
-			c.recordReplay(&call)
+		if info.Replay && c.Record().Process {
+			c.replayer.recordReplay(&call)
 		}
 	}
 	f, err := c.send(ctx, call)
 	if err == nil {
-		c.failPending()
+		c.performer.failPending()
 	}
 	return f, err
 }
 
 // send sends a call. Losses that became known while it was sent are reported to it too.
 func (c *Cluster) send(ctx context.Context, call dispatch.Call) (*dispatch.Future, error) {
-	f, err := c.group().Go(ctx, call)
+	f, err := c.shape.Load().Go(ctx, call)
 	if err == nil {
-		c.liveness.repeat()
+		c.life.repeat()
 	}
 	return f, err
 }
 
+// Err is why the role takes no calls any more: it has failed, was destroyed, or this handle is closed. Nil: it takes calls.
+func (c *Cluster) Err() error { return c.callable("") }
+
 // callable is the error of calls to a role that has ended, or nil.
 func (c *Cluster) callable(method string) error {
-	c.mu.Lock()
-	ended := c.ended
-	c.mu.Unlock()
+	ended := c.life.err()
 	if ended == nil {
 		return nil
 	}
@@ -61,7 +62,7 @@ func (c *Cluster) callable(method string) error {
 }
 
 // References are the values of the process that holds this cluster.
-func (c *Cluster) References() *bus.References { return c.rt.ep.References() }
+func (c *Cluster) References() *values.References { return c.rt.ep.References() }
 
 // Call calls a method in its own mode and returns the result of that mode.
 func (c *Cluster) Call(ctx context.Context, method string, args ...any) (any, error) {

@@ -7,6 +7,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/calls"
 	"troupe/nodes"
 	"troupe/roles/display"
 )
@@ -26,7 +27,7 @@ func FromContext(ctx context.Context) (*Runtime, error) {
 }
 
 // newWorkerRuntime makes the runtime of the workers at one endpoint.
-func newWorkerRuntime(ep *bus.Endpoint, local *Local) *Runtime {
+func newWorkerRuntime(ep *calls.Endpoint, local *Local) *Runtime {
 	rt := newRuntime(Config{Namespace: ep.Namespace(), Classes: local.classes, ClassFunc: local.classFunc}.withDefaults(), ep.Bus())
 	rt.ep, rt.log = ep, ep.Bus().Logger()
 	return rt
@@ -90,7 +91,7 @@ func (rt *Runtime) closeWorkerRuntime(ctx context.Context) {
 		}
 	}
 	for _, c := range all {
-		c.release()
+		c.ender.release()
 	}
 	rt.endBackground()
 	rt.endOutput()

@@ -2,6 +2,7 @@ package roles_test
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"time"
 
@@ -157,6 +158,37 @@ func TestANameIsTakenOver(t *testing.T) {
 	require.NoError(t, driver.Close(patient(t)))
 	require.Equal(t, 1, successor.living(), "the old driver's end does not touch the new role")
 	require.Equal(t, 1, attach(t, rt, "actors").WorldSize())
+}
+
+// Replace destroys the role of the name, of this driver or another. The end of the old role does not touch the new one.
+func TestARoleIsReplaced(t *testing.T) {
+	t.Parallel()
+	srv := bustest.StartServer(t, bustest.Options{})
+	first, second := newWorkerProbe(), newWorkerProbe()
+	driver := open(t, roles.Config{
+		Bus: bustest.Open(t, bus.Config{InProcess: srv}), Classes: []*actors.Class{first.class()},
+	})
+	other := open(t, roles.Config{
+		Bus: bustest.Open(t, bus.Config{InProcess: srv}), Classes: []*actors.Class{second.class()},
+		CLI: roles.CommandLine{Env: "TROUPE_TOKEN_FILE=/t", Flags: "--url nats://h:1"},
+	})
+	old := create(t, driver, roles.Spec{Name: "actors", Class: "actor", World: 2})
+	spec := roles.Spec{Name: "actors", Class: "actor", World: 3}
+	_, err := other.Create(patient(t), spec)
+	require.ErrorContains(t, err, "`TROUPE_TOKEN_FILE=/t troupe destroy actors --namespace default --url nats://h:1`")
+	spec.Replace = true
+	for range 2 { // the second time it is the driver's own
+		create(t, other, spec)
+		require.Equal(t, 3, second.living())
+	}
+	require.Equal(t, 0, first.living(), "the workers of the replaced role have ended")
+	eventually(t, "calls to the old role fail", func() bool {
+		_, err := old.ExecuteAllAsync(patient(t), "rank")
+		return errors.Is(err, bus.ErrNotFound)
+	})
+	require.NoError(t, old.Destroy(patient(t)))
+	require.NoError(t, driver.Close(patient(t)))
+	require.Equal(t, 3, attach(t, other, "actors").WorldSize())
 }
 
 // This must not happen: an outage longer than a lease ends a role, because its driver could not renew the lease.

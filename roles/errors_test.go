@@ -113,19 +113,19 @@ func TestClosedServer(t *testing.T) {
 	require.NoError(t, err)
 	c := create(t, rt, roles.Spec{Name: "actors", Class: "actor", World: 2})
 	srv.Stop()
-	require.Eventually(t, func() bool { return !b.Connected() }, 20*time.Second, time.Millisecond, "until then a write may have been sent")
+	require.Eventually(t, func() bool { return !b.Connected() }, 2*time.Minute, time.Millisecond, "until then a write may have been sent")
 
-	_, err = c.Call(timeout(t, 300*time.Millisecond), "rank")
+	_, err = c.Call(timeout(t, 2*time.Second), "rank")
 	assert.ErrorIs(t, err, context.DeadlineExceeded)
 	assert.ErrorContains(t, err, "the server is unreachable")
-	_, err = rt.Create(timeout(t, 300*time.Millisecond), roles.Spec{Name: "x", Class: "actor", World: 1})
+	_, err = rt.Create(timeout(t, 2*time.Second), roles.Spec{Name: "x", Class: "actor", World: 1})
 	assert.ErrorIs(t, err, bus.ErrUnavailable)
 	assert.ErrorContains(t, err, "the server is unreachable")
 
 	begun := time.Now()
 	err = rt.Close(t.Context())
 	assert.ErrorIs(t, err, bus.ErrUnavailable)
-	assert.Less(t, time.Since(begun), 15*time.Second)
+	assert.Less(t, time.Since(begun), time.Minute)
 	assert.Zero(t, probe.living(), "its workers end during the outage")
 
 	require.NoError(t, b.Close())
@@ -143,8 +143,7 @@ func TestStartFails(t *testing.T) {
 		spec.Name, spec.Class, spec.World, spec.Config = "actors", "actor", 4, cfg
 		_, err := rt.Create(patient(t), spec)
 		require.Error(t, err)
-		require.Empty(t, rolesOf(t, rt), "the name is free again")
-		require.Zero(t, rt.Holds())
+		eventually(t, "the name is free again", func() bool { return len(rolesOf(t, rt)) == 0 && rt.Holds() == 0 })
 		return err
 	}
 	for _, own := range []bool{false, true} {
@@ -170,7 +169,7 @@ func TestStartFails(t *testing.T) {
 		assert.ErrorIs(t, err, context.DeadlineExceeded)
 		assert.ErrorContains(t, err, "role actors had not started after ")
 		assert.ErrorContains(t, err, "rank 1, 3 had not started")
-		assert.Zero(t, probe.living())
+		eventually(t, "its workers are stopped", func() bool { return probe.living() == 0 })
 	}
 	c := create(t, rt, roles.Spec{Name: "actors", Class: "actor", World: 4, Config: config{}})
 	require.NoError(t, c.Destroy(patient(t)))
@@ -187,8 +186,8 @@ func TestStartAbandonsABlockedConstructor(t *testing.T) {
 	})
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.ErrorContains(t, err, "rank 1 had not started")
-	require.Less(t, time.Since(begun), 10*time.Second)
-	require.Zero(t, probe.living())
+	require.Less(t, time.Since(begun), time.Minute)
+	eventually(t, "the other workers are stopped", func() bool { return probe.living() == 0 })
 	close(probe.deafCh)
 	eventually(t, "the late worker is stopped", func() bool { return len(probe.stopped()) == 3 && probe.living() == 0 })
 }

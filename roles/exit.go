@@ -12,6 +12,7 @@ import (
 	"troupe/bus"
 	"troupe/bus/wire"
 	"troupe/nodes"
+	"troupe/roles/life"
 )
 
 // receiveExit handles the exit of a worker process. Agents repeat exits; the first counts.
@@ -25,35 +26,22 @@ func (l *liveness) receiveExit(data []byte) {
 }
 
 func (l *liveness) exited(e nodes.Exit) {
-	rank := e.ID.Rank
-	if e.ID.Address() != l.cluster.to {
-		return
-	}
-	l.mu.Lock()
-	if rank < 0 || rank >= len(l.beats) {
-		l.mu.Unlock()
+	c, rank := l.cluster, e.ID.Rank
+	k, known := c.life.rank(rank)
+	if e.ID.Address() != c.to || !known {
 		return // the rank no longer exists
 	}
-	old := l.beats[rank]
-	if e.ID.Gen == old.Gen { // after the loss, which has the cause
-		defer l.cluster.rt.ep.SessionEnded(old.session)
+	l.mu.Lock()
+	sign := *l.signLocked(rank)
+	if e.ID.Gen > sign.Gen || e.ID.Gen == sign.Gen && !k.State.Over() {
+		l.signs[rank].Heartbeat = actors.Heartbeat{Rank: rank, Gen: e.ID.Gen, Node: e.Node}
 	}
-	if e.ID.Gen < old.Gen || e.ID.Gen == old.Gen && old.State.Over() && !old.awaitingExit {
-		l.mu.Unlock()
-		return // of an earlier generation, or known already
-	}
-	one := lossOfExit(e)
-	if old.awaitingExit && !one.evicted { // it stopped in order
-		one = lossOf(old.Heartbeat, l.cluster.Name())
-	}
-	now := actors.Heartbeat{Rank: rank, Gen: e.ID.Gen, Node: e.Node, State: actors.Stopped}
-	if one.failed {
-		now.State, now.Err = actors.Failed, one.why
-	}
-	l.beats[rank].Heartbeat, l.beats[rank].awaitingExit = now, false
-	l.changedLocked()
 	l.mu.Unlock()
-	l.lost(one, true)
+	if e.ID.Gen == sign.Gen { // after the loss, which has the cause
+		defer c.rt.ep.References().SessionEnded(sign.session)
+	}
+	kind, lost := lossOfExit(e)
+	c.life.feed(life.Event{Kind: kind, Rank: rank, Gen: e.ID.Gen, Loss: lost})
 }
 
 const (
@@ -63,26 +51,24 @@ const (
 
 // awaitExit waits for the exit of a worker that has stopped in order: a worker that an operator evicts stops so too,
 // and only the agent knows the reason.
-func (l *liveness) awaitExit(b actors.Heartbeat) {
-	l.mu.Lock()
-	l.beats[b.Rank].awaitingExit = true
-	l.mu.Unlock()
-	begun := time.Now()
+func (l *liveness) awaitExit(rank int, gen uint32) {
+	c, begun := l.cluster, time.Now()
 	var ask func()
 	ask = func() {
-		if !l.isAwaitingExit(b) {
+		if k, _ := c.life.rank(rank); k.State != life.Exiting || k.Gen != gen || l.stopped() {
 			return
 		}
-		rec := l.cluster.Record()
-		if b.Rank >= len(rec.Placements) {
-			l.stopped(b)
+		unconfirmed := life.Event{Kind: life.Unconfirmed, Rank: rank, Gen: gen}
+		rec := c.Record()
+		if rank >= len(rec.Placements) {
+			c.life.feed(unconfirmed)
 			return
 		}
-		id, node := rec.WorkerID(b.Rank), rec.Placements[b.Rank].Node
-		id.Gen = b.Gen
-		ctx, cancel := context.WithTimeout(l.cluster.rt.ctx, agentProbe)
+		id, node := rec.WorkerID(rank), rec.Placements[rank].Node
+		id.Gen = gen
+		ctx, cancel := context.WithTimeout(c.rt.ctx, agentProbe)
 		defer cancel()
-		all, err := l.cluster.rt.agents().Workers(ctx, node)
+		all, err := c.rt.agents().Workers(ctx, node)
 		i := slices.IndexFunc(all, func(s nodes.Status) bool { return s.ID == id })
 		switch {
 		case err == nil && i >= 0 && all[i].Exit != nil:
@@ -90,31 +76,13 @@ func (l *liveness) awaitExit(b actors.Heartbeat) {
 		case err == nil && i >= 0 && time.Since(begun) < exitLimit:
 			time.AfterFunc(exitDelay, bus.Guard(ask))
 		default:
-			l.stopped(b)
+			c.life.feed(unconfirmed)
 		}
 	}
 	time.AfterFunc(exitDelay, bus.Guard(ask))
 }
 
-func (l *liveness) isAwaitingExit(b actors.Heartbeat) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	now := l.beats[b.Rank]
-	return now.awaitingExit && now.Gen == b.Gen && !l.ended()
-}
-
-// stopped accepts the end of a worker without an exit of its agent.
-func (l *liveness) stopped(b actors.Heartbeat) {
-	if !l.isAwaitingExit(b) {
-		return
-	}
-	l.mu.Lock()
-	l.beats[b.Rank].awaitingExit = false
-	l.mu.Unlock()
-	l.lost(lossOf(b, l.cluster.Name()), true)
-}
-
-func (l *liveness) ended() bool {
+func (l *liveness) stopped() bool {
 	select {
 	case <-l.stopCh:
 		return true
@@ -125,7 +93,7 @@ func (l *liveness) ended() bool {
 
 // lossOfExit is the loss of a worker whose process exited. A process that exits without a request has failed, whatever
 // its code.
-func lossOfExit(e nodes.Exit) loss {
+func lossOfExit(e nodes.Exit) (life.Kind, life.Loss) {
 	why := bus.Errorf(bus.CodeWorkerLost, "%s", describeExit(e))
 	why.Role, why.Rank, why.Node = e.ID.Role, e.ID.Rank, e.Node
 	why.Details = map[string]string{"pid": strconv.Itoa(e.PID), "worker": e.Name}
@@ -146,10 +114,17 @@ func lossOfExit(e nodes.Exit) loss {
 	if e.Why != "" {
 		why.Details["why"] = e.Why
 	}
-	return loss{rank: e.ID.Rank, gen: e.ID.Gen, why: why, failed: !e.Asked, killed: e.Asked && e.Signal == "SIGKILL", evicted: e.Why != ""}
+	kind := life.Crashed
+	switch {
+	case e.Asked:
+		kind = life.Exited
+	case e.Why != "":
+		kind = life.Evicted
+	}
+	return kind, life.Loss{Why: why, Killed: e.Asked && e.Signal == "SIGKILL", Evicted: e.Why != ""}
 }
 
-// describeExit describes the exit, with the last line of output.
+// describeExit describes the exit, with the last line that the worker printed.
 func describeExit(e nodes.Exit) string {
 	var words string
 	switch {
@@ -168,10 +143,19 @@ func describeExit(e nodes.Exit) string {
 	default:
 		words = fmt.Sprintf("its process (pid %d) exited with code %d", e.PID, e.Code)
 	}
+	return words + lastLine(e)
+}
+
+// lastLine quotes the last line on stderr, where the cause of a crash is printed. Without one it quotes the last line
+// of output.
+func lastLine(e nodes.Exit) string {
+	if line := strings.TrimSpace(e.LastError); line != "" {
+		return "; last line on stderr: " + line
+	}
 	for i := len(e.Last) - 1; i >= 0; i-- {
 		if line := strings.TrimSpace(e.Last[i]); line != "" {
-			return words + "; last line of output: " + line
+			return "; last line of output: " + line
 		}
 	}
-	return words
+	return ""
 }

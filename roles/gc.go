@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	gcInterval   = 5 * time.Second
-	unknownAfter = 15 * time.Second // age from which a worker process of no role is ended
+	gcInterval  = 5 * time.Second
+	processPass = 15 * time.Second // timeout of one pass over the processes
 )
 
 // GC ends what dead drivers have left in any namespace: their roles, worker processes that belong to no role, and deleted
@@ -107,14 +107,15 @@ func (g GC) attend(ctx context.Context, sessions map[string]*Runtime, namespaces
 func (g GC) collectProcesses(ctx context.Context) {
 	tick := time.NewTicker(g.Interval)
 	defer tick.Stop()
+	orphans := OrphanProcesses{Bus: g.Bus}
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
-		pass, cancel := context.WithTimeout(ctx, unknownAfter)
-		ended, err := KillOrphanProcesses(pass, g.Bus, unknownAfter)
+		pass, cancel := context.WithTimeout(ctx, processPass)
+		ended, err := orphans.Kill(pass)
 		for _, w := range ended {
 			g.Logger.Warn("roles: a worker process of no role was ended", "worker", w.ID.String(), "node", w.Node)
 		}

@@ -52,7 +52,7 @@ func TestGCEndsRolesOfDeadDriversOnly(t *testing.T) {
 	require.Eventually(t, func() bool {
 		all, err := rt.Roles(t.Context())
 		return err == nil && len(all) == 1
-	}, 30*time.Second, 20*time.Millisecond)
+	}, 2*time.Minute, 20*time.Millisecond)
 	stop()
 	all, err = rt.Roles(t.Context())
 	require.NoError(t, err)

@@ -105,7 +105,8 @@ func (rt *Runtime) Find(ctx context.Context, name string) (Handle, error) {
 	return Handle{Record: rec, Rank: -1}, err
 }
 
-// Open makes a handle usable by this driver. Handles of the same role share one cluster; Close leaves it open.
+// Open makes a handle usable by this driver. Handles of the same role share one cluster; Close leaves it open. The first one of a
+// role of processes reads its record.
 func (rt *Runtime) Open(h Handle) (*Cluster, error) {
 	if h.Record.Namespace != rt.cfg.Namespace {
 		return nil, bus.Errorf(bus.CodeRefused, "role %s is in namespace %q, and this driver in %q", h.Record.Name, h.Record.Namespace, rt.cfg.Namespace)
@@ -125,8 +126,11 @@ func (rt *Runtime) Open(h Handle) (*Cluster, error) {
 	}
 	rt.mu.Unlock()
 	if first != nil { // another goroutine was faster
-		c.release()
+		c.ender.release()
 		return first, nil
+	}
+	if h.Record.Process {
+		c.performer.reloadRecord() // the role may have been resized since the handle was made; if it has ended, calls say so
 	}
 	return c, nil
 }

@@ -3,6 +3,7 @@ package roles_test
 import (
 	"context"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -50,6 +51,25 @@ func TestWorkersCallEachOther(t *testing.T) {
 		value, err = own.Call(patient(t), "ask", next)
 		require.NoError(t, err)
 		assert.Equal(t, int64(2), value, "a worker of the same role")
+	}
+}
+
+// A call that a method makes has the rest of the method's deadline, or its own timeout if that is shorter.
+func TestADeadlineIsInherited(t *testing.T) {
+	_, rt, c := newRole(t, roles.Spec{World: 1})
+	w, err := create(t, rt, roles.Spec{Name: "judges", Class: "actor", World: 1}).Worker(0)
+	require.NoError(t, err)
+	for _, try := range []struct{ outer, own, most time.Duration }{
+		{0, 0, 0}, {time.Hour, 0, time.Hour}, {time.Hour, time.Minute, time.Minute},
+		{time.Hour, 2 * time.Hour, time.Hour}, {0, time.Minute, time.Minute},
+	} {
+		call := dispatch.Call{Method: "remaining_of", Args: []any{remainingOf{w.Handle(), try.own}}, Timeout: try.outer}
+		f, err := c.Go(context.Background(), call)
+		require.NoError(t, err)
+		left, err := dispatch.AwaitEach[float64](patient(t), f)
+		require.NoError(t, err)
+		require.LessOrEqual(t, left[0], try.most.Seconds(), try)
+		require.Greater(t, left[0], try.most.Seconds()-50, try)
 	}
 }
 

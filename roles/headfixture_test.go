@@ -35,6 +35,12 @@ type testWorker struct {
 
 // Initialize stores its argument; it is replayed.
 func (p *testWorker) Initialize(_ context.Context, model string) (actors.None, error) {
+	if model == fmt.Sprintf("exits on rank %d", p.setup.Rank) {
+		os.Exit(5)
+	}
+	if model == fmt.Sprintf("fails on rank %d", p.setup.Rank) {
+		return actors.None{}, errTired
+	}
 	p.model = model
 	p.inits++
 	return actors.None{}, nil
@@ -99,7 +105,8 @@ func newTestWorker(_ context.Context, s actors.Setup) (*testWorker, error) {
 	}
 	for _, rank := range cfg.Exits {
 		if rank == s.Rank {
-			fmt.Println("no more room here")
+			fmt.Fprintln(os.Stderr, "no more room here")
+			fmt.Println("loading the model")
 			os.Exit(7)
 		}
 	}

@@ -22,7 +22,7 @@ const infoTimeout = 800 * time.Millisecond
 // Stacks is the stacks of the workers of some ranks, or of all, with the methods that they run. A worker answers also while its
 // program holds the interpreter lock. Agents that do not answer are reported in the stacks of their ranks.
 func (c *Cluster) Stacks(ctx context.Context, ranks ...int) ([]nodes.WorkerStacks, error) {
-	rec, ranks, err := c.inspected(ranks)
+	rec, ranks, err := inspected(c, ranks)
 	if err != nil {
 		return nil, err
 	}
@@ -30,11 +30,11 @@ func (c *Cluster) Stacks(ctx context.Context, ranks ...int) ([]nodes.WorkerStack
 	var group sync.WaitGroup
 	parts := make([][]nodes.WorkerStacks, len(order))
 	for i, at := range order {
-		group.Go(bus.Guard(func() { parts[i] = c.stacksOn(ctx, at.node, groups[at]) }))
+		group.Go(bus.Guard(func() { parts[i] = stacksOn(ctx, c, at.node, groups[at]) }))
 	}
 	calls := make([][]actors.CallState, len(ranks))
 	for i, rank := range ranks {
-		group.Go(bus.Guard(func() { calls[i] = c.runningCalls(ctx, rank) }))
+		group.Go(bus.Guard(func() { calls[i] = runningCalls(ctx, c, rank) }))
 	}
 	group.Wait()
 	all := slices.Concat(parts...)
@@ -49,7 +49,7 @@ func (c *Cluster) Stacks(ctx context.Context, ranks ...int) ([]nodes.WorkerStack
 }
 
 // inspected checks the ranks; none are all.
-func (c *Cluster) inspected(ranks []int) (registry.RoleRecord, []int, error) {
+func inspected(c *Cluster, ranks []int) (registry.RoleRecord, []int, error) {
 	rec := c.Record()
 	if !rec.Process {
 		return rec, nil, bus.Errorf(bus.CodeRefused, "the workers of role %s are goroutines of their driver: inspect that process", rec.Name)
@@ -66,7 +66,7 @@ func (c *Cluster) inspected(ranks []int) (registry.RoleRecord, []int, error) {
 }
 
 // stacksOn asks one agent. A rank that it does not have is reported.
-func (c *Cluster) stacksOn(ctx context.Context, node string, ranks []int) []nodes.WorkerStacks {
+func stacksOn(ctx context.Context, c *Cluster, node string, ranks []int) []nodes.WorkerStacks {
 	got, err := c.rt.agents().Stacks(ctx, node, c.to, ranks...)
 	why := "no worker of this rank runs on its node"
 	if err != nil {
@@ -81,7 +81,7 @@ func (c *Cluster) stacksOn(ctx context.Context, node string, ranks []int) []node
 }
 
 // runningCalls is the running calls of a rank; none if it does not answer.
-func (c *Cluster) runningCalls(ctx context.Context, rank int) []actors.CallState {
+func runningCalls(ctx context.Context, c *Cluster, rank int) []actors.CallState {
 	ctx, cancel := context.WithTimeout(ctx, infoTimeout)
 	defer cancel()
 	f, err := c.send(ctx, dispatch.Call{Method: actors.VerbInfo, Ranks: []int{rank}, Control: true})
@@ -98,7 +98,7 @@ func (c *Cluster) runningCalls(ctx context.Context, rank int) []actors.CallState
 // Interrupt raises KeyboardInterrupt in the methods that a Python worker runs, and returns their names. An empty list and no error:
 // the worker did not answer, because its program holds the interpreter lock; it is interrupted when it runs Python code again.
 func (c *Cluster) Interrupt(ctx context.Context, rank int) ([]string, error) {
-	rec, ranks, err := c.inspected([]int{rank})
+	rec, ranks, err := inspected(c, []int{rank})
 	if err != nil {
 		return nil, err
 	}
@@ -116,7 +116,7 @@ func (c *Cluster) Interrupt(ctx context.Context, rank int) ([]string, error) {
 
 // Debug attaches to the debugger of a Python worker that is stopped at a breakpoint, until it continues or in ends.
 func (c *Cluster) Debug(ctx context.Context, rank int, in io.Reader, out io.Writer) error {
-	rec, _, err := c.inspected([]int{rank})
+	rec, _, err := inspected(c, []int{rank})
 	if err != nil {
 		return err
 	}

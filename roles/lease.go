@@ -42,6 +42,7 @@ func (rt *Runtime) ensureLease(ctx context.Context) error {
 	}
 	rt.uptime.Restart()
 	rt.spawn(rt.maintainLease)
+	rt.spawn(rt.runClaims)
 	return nil
 }
 
@@ -68,6 +69,7 @@ func (rt *Runtime) maintainLease() {
 			return
 		}
 		rt.uptime.Block(false)
+		rt.claimAgain()
 	}
 }
 

@@ -81,7 +81,7 @@ func (rt *Runtime) Leftovers(ctx context.Context) (Leftovers, error) {
 			incarnations[rec.Incarnation], reservations[rec.ReservationID()] = true, true
 		}
 	}
-	left.Payloads = rt.ep.Uploads()
+	left.Payloads = rt.ep.Values().Uploads()
 	all, err := rt.Roles(ctx)
 	for _, r := range all {
 		if incarnations[r.Incarnation] {

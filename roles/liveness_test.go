@@ -12,6 +12,7 @@ import (
 	"troupe/actors"
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/bus/calls"
 	"troupe/dispatch"
 	"troupe/roles"
 	"troupe/roles/registry"
@@ -108,7 +109,7 @@ func TestAFailedDetachedRole(t *testing.T) {
 func TestAFailedDetachedRoleWithoutDrivers(t *testing.T) {
 	t.Parallel()
 	srv, probe, driver, c := detached(t)
-	ep, err := bustest.Open(t, bus.Config{InProcess: srv}).Endpoint("default") // a caller without a runtime
+	ep, err := calls.Open(bustest.Open(t, bus.Config{InProcess: srv}), "default") // a caller without a runtime
 	require.NoError(t, err)
 	group := &dispatch.Group{Endpoint: ep, To: c.Record().Address(), Mesh: c.Record().Mesh, MeshName: "main"}
 	require.NoError(t, driver.Close(patient(t)))
@@ -162,7 +163,7 @@ func TestAttachToARoleWhoseWorkersAreDead(t *testing.T) {
 	require.ErrorContains(t, err, "no heartbeat for 2")
 	begun := time.Now()
 	require.NoError(t, c.Destroy(patient(t)), "Destroy frees the name")
-	require.Less(t, time.Since(begun), 8*time.Second)
+	require.Less(t, time.Since(begun), time.Minute)
 	require.Empty(t, rolesOf(t, rt))
 }
 

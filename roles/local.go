@@ -10,6 +10,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/calls"
 	"troupe/roles/registry"
 )
 
@@ -42,7 +43,7 @@ type Local struct {
 // workerHost is one actors.Host and its connection.
 type workerHost struct {
 	bus  *bus.Bus // nil: the Local's own
-	ep   *bus.Endpoint
+	ep   *calls.Endpoint
 	rt   *Runtime // for calls that the workers make
 	host *actors.Host
 }
@@ -201,7 +202,7 @@ func (l *Local) follow(rec registry.RoleRecord) error {
 }
 
 func (l *Local) newWorkerHost(b *bus.Bus, namespace string, workers int) (*workerHost, error) {
-	ep, err := b.Endpoint(namespace)
+	ep, err := calls.Open(b, namespace)
 	if err != nil {
 		return nil, err
 	}

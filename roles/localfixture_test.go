@@ -20,7 +20,7 @@ import (
 
 // patient is a context with a deadline that is only reached by a failing test.
 func patient(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 40*time.Second)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 2*time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -71,7 +71,7 @@ func rolesOf(t testing.TB, rt *roles.Runtime) map[string]registry.RoleRecord {
 // eventually polls a condition without a signal: a record in the registry, as another driver reads it.
 func eventually(t testing.TB, what string, cond func() bool) {
 	t.Helper()
-	require.Eventually(t, cond, 30*time.Second, 20*time.Millisecond, what)
+	require.Eventually(t, cond, 2*time.Minute, 20*time.Millisecond, what)
 }
 
 // actor is the worker of these tests.
@@ -141,6 +141,8 @@ func (c *workerProbe) class() *actors.Class {
 	actors.Method(k, "boom", (*actor).Boom)
 	actors.Method(k, "ask", (*actor).Ask)
 	actors.Method(k, "ask_all", (*actor).AskAll)
+	actors.Method(k, "remaining", (*actor).Remaining)
+	actors.Method(k, "remaining_of", (*actor).RemainingOf)
 	actors.Method(k, "ask_fail", (*actor).AskFail)
 	actors.Method(k, "create", (*actor).Create, mode(dispatch.RankZero))
 	actors.Method(k, "attach", (*actor).Attach)
@@ -236,6 +238,35 @@ func (a *actor) Ask(ctx context.Context, h roles.Handle) (any, error) {
 		return nil, err
 	}
 	return w.Call(ctx, "rank")
+}
+
+// Remaining is the seconds that are left of the call's deadline; 0: it has none.
+func (a *actor) Remaining(ctx context.Context, _ actors.None) (float64, error) {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return 0, nil
+	}
+	return time.Until(deadline).Seconds(), nil
+}
+
+// remainingOf is the argument of RemainingOf: another worker, and the timeout of the call to it, 0: none.
+type remainingOf struct {
+	Other roles.Handle  `msgpack:"other"`
+	Own   time.Duration `msgpack:"own"`
+}
+
+// RemainingOf is how much another worker has left of the deadline.
+func (a *actor) RemainingOf(ctx context.Context, ask remainingOf) (any, error) {
+	w, err := ask.Other.OpenWorker(ctx)
+	if err != nil {
+		return nil, err
+	}
+	f, err := w.Go(ctx, dispatch.Call{Method: "remaining", Timeout: ask.Own})
+	if err != nil {
+		return nil, err
+	}
+	left, err := dispatch.AwaitEach[float64](ctx, f)
+	return left[0], err
 }
 
 // AskFail calls a worker whose method fails, and returns its error.

@@ -16,8 +16,8 @@ const moveWait = 15 * time.Second
 
 // move places ranks of a restart on other nodes if theirs must be avoided: only those ranks, with a reservation of
 // their own, or with RestartRole the whole role with new reservations.
-func (c *Cluster) move(ctx context.Context, params *startParams) error {
-	rec := c.Record()
+func (m *recovery) move(ctx context.Context, params *startParams) error {
+	rec := m.c.Record()
 	r := rec.Restart
 	var ranks []int
 	for _, rank := range r.Ranks {
@@ -36,15 +36,15 @@ func (c *Cluster) move(ctx context.Context, params *startParams) error {
 	at := rec.Placements[0].Node
 	var err error
 	if rec.Policy == RestartRole {
-		err = c.moveAll(ctx, params)
+		err = m.moveAll(ctx, params)
 	} else {
-		err = c.moveSome(ctx, params, ranks)
+		err = m.moveSome(ctx, params, ranks)
 	}
 	if err != nil {
 		return err
 	}
-	if c.Record().Placements[0].Node != at {
-		return c.leaseMasterPort(ctx)
+	if m.c.Record().Placements[0].Node != at {
+		return m.c.workforce.leaseMasterPort(ctx)
 	}
 	return nil
 }
@@ -78,12 +78,12 @@ func (r *startParams) bundle(rank int) placement.Bundle {
 }
 
 // moveSome reserves for some ranks elsewhere. Their old reservations are released when no rank uses them.
-func (c *Cluster) moveSome(ctx context.Context, params *startParams, ranks []int) error {
-	client, err := c.rt.placement()
+func (m *recovery) moveSome(ctx context.Context, params *startParams, ranks []int) error {
+	client, err := m.c.rt.placement()
 	if err != nil {
 		return err
 	}
-	rec := c.Record()
+	rec := m.c.Record()
 	request := params.restartProcess().request(rec)
 	request.ID = fmt.Sprintf("%s-%d", rec.ReservationID(), rec.Generations)
 	request.Mapping, request.PerInstance, request.FirstRank, request.Bundles = nil, 0, ranks[0], nil
@@ -97,7 +97,7 @@ func (c *Cluster) moveSome(ctx context.Context, params *startParams, ranks []int
 	for i := range got.Workers {
 		got.Workers[i].Rank = ranks[i]
 	}
-	return c.alterRestart(ctx, func(r *registry.RoleRecord) {
+	return m.c.record.alterRestart(ctx, func(r *registry.RoleRecord) {
 		for i, placed := range placementsOf(r.Name, got.Workers) {
 			placed.Gen, placed.Reservation = r.Placements[ranks[i]].Gen, len(r.Reservations)
 			r.Placements[ranks[i]] = placed
@@ -107,18 +107,18 @@ func (c *Cluster) moveSome(ctx context.Context, params *startParams, ranks []int
 }
 
 // moveAll releases the reservations of the role, whose workers have all exited, and reserves again.
-func (c *Cluster) moveAll(ctx context.Context, params *startParams) error {
-	client, err := c.rt.placement()
+func (m *recovery) moveAll(ctx context.Context, params *startParams) error {
+	client, err := m.c.rt.placement()
 	if err != nil {
 		return err
 	}
-	rec := c.Record()
+	rec := m.c.Record()
 	held, err := withUnrecorded(ctx, client, rec.ReservationID(), rec.Reservations)
 	if err == nil {
 		err = release(ctx, client, held)
 	}
 	if err == nil {
-		err = c.alterRestart(ctx, func(r *registry.RoleRecord) { r.Reservations = nil })
+		err = m.c.record.alterRestart(ctx, func(r *registry.RoleRecord) { r.Reservations = nil })
 	}
 	if err != nil {
 		return err
@@ -141,32 +141,20 @@ func (c *Cluster) moveAll(ctx context.Context, params *startParams) error {
 		if err != nil {
 			return bus.Errorf(bus.CodeOf(err), "the other nodes have no room for the role: %w", err)
 		}
-		for _, placed := range placementsOf(c.Name(), got.Workers) {
+		for _, placed := range placementsOf(m.c.Name(), got.Workers) {
 			placed.Reservation = i
 			placements = append(placements, placed)
 		}
-		if err := c.alterRestart(ctx, func(r *registry.RoleRecord) {
+		if err := m.c.record.alterRestart(ctx, func(r *registry.RoleRecord) {
 			r.Reservations = append(r.Reservations, registry.ReservationRef{ID: got.ID, Token: got.Token, Over: got.SharesWith})
 		}); err != nil {
 			return err
 		}
 	}
-	return c.alterRestart(ctx, func(r *registry.RoleRecord) {
+	return m.c.record.alterRestart(ctx, func(r *registry.RoleRecord) {
 		for rank := range placements {
 			placements[rank].Gen = r.Placements[rank].Gen
 		}
 		r.Placements = placements
-	})
-}
-
-// alterRestart changes the record while this process restarts the role.
-func (c *Cluster) alterRestart(ctx context.Context, change func(*registry.RoleRecord)) error {
-	gen := c.Record().Restart.Gen
-	return c.alter(ctx, func(r *registry.RoleRecord) error {
-		if r.State != registry.RoleRestarting || r.Restart == nil || r.Restart.Gen != gen {
-			return errSuperseded
-		}
-		change(r)
-		return nil
 	})
 }

@@ -1,13 +1,16 @@
 package roles
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
 	"troupe/bus"
 	"troupe/nodes"
+	"troupe/nodes/evidence"
 	"troupe/placement"
 	"troupe/roles/registry"
 )
@@ -15,12 +18,25 @@ import (
 // listTimeout is the timeout of listing a node's workers; a silent node is listed the next time.
 const listTimeout = 2 * time.Second
 
-// KillOrphanProcesses kills the worker processes that belong to no role, and returns them: those of a node that was unreachable
-// while their role was destroyed or restarted. A role's record exists before its first process and until after the last
-// that could be reached, so that a process without a record is an orphan. Only processes older than olderThan are
-// killed. A head calls it periodically.
-func KillOrphanProcesses(ctx context.Context, b *bus.Bus, olderThan time.Duration) ([]nodes.Status, error) {
-	client, err := placement.NewClient(b, "")
+// OrphanProcesses kills the worker processes that belong to no role: those of a node that was unreachable while their role was destroyed
+// or restarted. A head has one.
+type OrphanProcesses struct {
+	Bus *bus.Bus
+	// Unclaimed is how long a process may have no record in the registry. The record of its role exists before it and until after it, but the
+	// registry may have lost it, and whoever holds the role writes it again. Zero: evidence.Unclaimed.
+	Unclaimed time.Duration
+
+	agents *nodes.Client
+	mu     sync.Mutex                   // guards what follows
+	open   *registry.Registry           // nil until it is needed
+	since  map[nodes.WorkerID]time.Time // since when processes have no record
+	ended  []nodes.Status               // of this pass, as errs
+	errs   []error
+}
+
+// Kill is one pass, and returns the processes that it has killed. A head repeats it every few seconds.
+func (s *OrphanProcesses) Kill(ctx context.Context) ([]nodes.Status, error) {
+	client, err := placement.NewClient(s.Bus, "")
 	if err != nil {
 		return nil, err
 	}
@@ -29,7 +45,10 @@ func KillOrphanProcesses(ctx context.Context, b *bus.Bus, olderThan time.Duratio
 	if err != nil {
 		return nil, err
 	}
-	s := &orphanKiller{bus: b, olderThan: olderThan, agents: nodes.NewClient(b)}
+	if s.agents == nil {
+		s.agents, s.since = nodes.NewClient(s.Bus), map[nodes.WorkerID]time.Time{}
+	}
+	s.ended, s.errs = nil, nil
 	var group sync.WaitGroup
 	for _, node := range all {
 		if node.State == placement.NodeLost {
@@ -41,74 +60,83 @@ func KillOrphanProcesses(ctx context.Context, b *bus.Bus, olderThan time.Duratio
 	return s.ended, errors.Join(s.errs...)
 }
 
-type orphanKiller struct {
-	bus       *bus.Bus
-	agents    *nodes.Client
-	olderThan time.Duration
-
-	mu    sync.Mutex         // guards what follows
-	open  *registry.Registry // nil until it is needed
-	ended []nodes.Status
-	errs  []error
-}
-
-func (s *orphanKiller) killOn(ctx context.Context, node string) {
+func (s *OrphanProcesses) killOn(ctx context.Context, node string) {
 	asking, cancel := context.WithTimeout(ctx, listTimeout)
 	workers, err := s.agents.Running(asking, node)
 	cancel()
 	if err != nil {
 		return // reported by placement
 	}
-	var ids []nodes.WorkerID
-	var found []nodes.Status
+	found := map[string][]nodes.Status{} // by reason
 	for _, w := range workers {
-		if w.Exit == nil && w.For >= s.olderThan && s.isOrphan(ctx, w.ID) {
-			ids, found = append(ids, w.ID), append(found, w)
+		if w.Exit != nil {
+			continue
+		}
+		if why := s.judge(ctx, w, time.Now()); why != "" {
+			found[why] = append(found[why], w)
 		}
 	}
-	if len(ids) == 0 {
-		return
+	for why, some := range found {
+		s.kill(ctx, node, some, why)
+	}
+}
+
+func (s *OrphanProcesses) kill(ctx context.Context, node string, workers []nodes.Status, why string) {
+	ids := make([]nodes.WorkerID, len(workers))
+	for i, w := range workers {
+		ids[i] = w.ID
+		_ = nodes.Emit(s.Bus, nodes.Event{Kind: eventUnclaimed, Namespace: w.ID.Namespace, Role: w.ID.Role, Rank: &w.ID.Rank, Node: node, Text: "its process ends: " + why}) // lost in an outage
 	}
 	ending, cancel := context.WithTimeout(ctx, killGrace+agentTimeout)
 	defer cancel()
-	_, err = s.agents.Stop(ending, node, ids, killGrace)
+	_, err := s.agents.Evict(ending, node, ids, killGrace, why)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err != nil {
 		s.errs = append(s.errs, err)
 		return
 	}
-	s.ended = append(s.ended, found...)
+	s.ended = append(s.ended, workers...)
 }
 
-// isOrphan reports whether the process certainly belongs to no role.
-func (s *orphanKiller) isOrphan(ctx context.Context, id nodes.WorkerID) bool {
-	reg, err := s.registry(ctx, id.Namespace)
+// judge is why a process belongs to no role; empty: it does, or that is not certain.
+func (s *OrphanProcesses) judge(ctx context.Context, w nodes.Status, now time.Time) string {
+	reg, err := s.registry(ctx, w.ID.Namespace)
 	if err != nil {
-		return false
+		return ""
 	}
-	rec, err := reg.Read(ctx, id.Role)
+	rec, err := reg.Read(ctx, w.ID.Role)
+	missing := errors.Is(err, bus.ErrNotFound) || err == nil && rec.Incarnation != w.ID.Incarnation
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !missing {
+		delete(s.since, w.ID)
+	} else if s.since[w.ID].IsZero() {
+		s.since[w.ID] = now
+	}
+	limit := cmp.Or(s.Unclaimed, evidence.Unclaimed)
 	switch {
-	case errors.Is(err, bus.ErrNotFound):
-		return true
-	case err != nil:
-		return false
-	case rec.Incarnation != id.Incarnation:
-		return true
+	case missing && now.Sub(s.since[w.ID]) >= limit:
+		delete(s.since, w.ID)
+		return fmt.Sprintf("the registry has no record of its role, and nobody has claimed it for %v", limit)
+	case err != nil || missing || w.For < min(evidence.Superseded, limit):
+		return ""
+	case rec.State == registry.RoleFailed: // its driver kills it, or died before
+		return "its role has failed"
 	}
-	if rec.State == registry.RoleFailed {
-		return true // its driver kills it, or died before
+	known := w.ID.Rank < len(rec.Placements)
+	if len(rec.Placements) > 0 && (!known || rec.Placements[w.ID.Rank].Gen > w.ID.Gen) && rec.State != registry.RoleStarting {
+		return "its role has replaced or removed it"
 	}
-	known := id.Rank < len(rec.Placements)
-	return len(rec.Placements) > 0 && (!known || rec.Placements[id.Rank].Gen > id.Gen) && rec.State != registry.RoleStarting
+	return ""
 }
 
 // registry is the registry of a namespace.
-func (s *orphanKiller) registry(ctx context.Context, namespace string) (registry.Registry, error) {
+func (s *OrphanProcesses) registry(ctx context.Context, namespace string) (registry.Registry, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.open == nil {
-		reg, err := registry.Open(ctx, s.bus, namespace)
+		reg, err := registry.Open(ctx, s.Bus, namespace)
 		if err != nil {
 			return registry.Registry{}, err
 		}

@@ -2,11 +2,14 @@ package roles
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"time"
 
 	"troupe/bus"
 	"troupe/bus/kv"
+	"troupe/nodes"
+	"troupe/nodes/evidence"
 	"troupe/placement"
 	"troupe/roles/registry"
 )
@@ -77,7 +80,7 @@ func (rt *Runtime) reapOrphans() time.Duration {
 	if err != nil && rt.ctx.Err() == nil {
 		rt.log.Warn("roles: reading a part of the registry failed", "error", err)
 	}
-	alive := map[string]bool{}
+	judged := map[registry.Owned]evidence.Verdict{}
 	var group sync.WaitGroup
 	var mu sync.Mutex
 	var again time.Duration
@@ -89,28 +92,26 @@ func (rt *Runtime) reapOrphans() time.Duration {
 		}
 	}
 	for _, rec := range all {
-		if _, known := alive[rec.Owner]; !known {
-			alive[rec.Owner] = reg.DriverAlive(ctx, rec.Owner)
-		}
-		if alive[rec.Owner] {
-			continue
+		v, known := judged[rec.Owned()]
+		if !known {
+			v = rt.judgeDriver(ctx, reg, rec.Owned())
+			judged[rec.Owned()] = v
 		}
 		if rec.Detached {
-			rt.monitorRole(rec)
+			if v != (evidence.Verdict{}) {
+				rt.monitorRole(rec)
+			}
 			continue
 		}
-		if !reg.DriverProvedDead(ctx, rec.Owner) {
-			left := reapAgain
-			if rt.ensureLease(ctx) == nil {
-				left = min(left, rt.uptime.Remaining(rec.Lease))
+		if !v.Dead {
+			if v.Wait > 0 {
+				look(min(v.Wait, reapAgain)) // the death may be proved meanwhile
 			}
-			if left > 0 {
-				look(left) // the death may be proved meanwhile
-				continue
-			}
+			continue
 		}
 		group.Go(bus.Guard(func() {
-			rt.log.Warn("roles: the driver is dead; destroying its role", "role", rec.Name, "driver", rec.By)
+			rt.log.Warn("roles: the driver is dead; destroying its role", "role", rec.Name, "driver", rec.By, "why", v.Why)
+			rt.emitEnd(rec.Name, fmt.Sprintf("the role ends: its driver %s is dead: %s", rec.By, v.Why))
 			if err := rt.endRole(ctx, rec); err != nil && ctx.Err() == nil {
 				rt.log.Warn("roles: destroying a dead driver's role failed", "role", rec.Name, "error", err)
 				look(reapAgain)
@@ -127,6 +128,22 @@ func (rt *Runtime) reapOrphans() time.Duration {
 	return again
 }
 
+// judgeDriver decides whether a driver is dead. This process holds a lease itself then: what prevents renewals is noticed here too.
+func (rt *Runtime) judgeDriver(ctx context.Context, reg registry.Registry, o registry.Owned) evidence.Verdict {
+	v := reg.JudgeDriver(ctx, o, 0) // dead already if its end was seen
+	if v.Wait > 0 && rt.ensureLease(ctx) == nil {
+		return reg.JudgeDriver(ctx, o, rt.uptime.Heard())
+	}
+	return v
+}
+
+// emitEnd says why something of a dead driver ends.
+func (rt *Runtime) emitEnd(role, text string) {
+	if err := nodes.Emit(rt.bus, nodes.Event{Kind: eventOrphaned, Namespace: rt.cfg.Namespace, Role: role, Text: text}); err != nil {
+		rt.log.Debug("roles: publishing an event failed", "kind", eventOrphaned, "error", err)
+	}
+}
+
 // reapReservations releases the reservations of drivers that are known to be dead, after the roles that share their devices.
 func (rt *Runtime) reapReservations(ctx context.Context, reg registry.Registry) (again time.Duration) {
 	holds, err := reg.DriverReservations(ctx)
@@ -134,16 +151,11 @@ func (rt *Runtime) reapReservations(ctx context.Context, reg registry.Registry) 
 		return reapAgain
 	}
 	for _, h := range holds {
-		if reg.DriverAlive(ctx, h.Owner) {
-			continue
-		}
-		wait := reapAgain
-		if rt.ensureLease(ctx) == nil {
-			wait = min(wait, rt.uptime.Remaining(h.Lease))
-		}
-		if wait == 0 || reg.DriverProvedDead(ctx, h.Owner) {
-			wait = 0
-			rt.log.Warn("roles: the driver is dead; releasing its reservation", "reservation", h.ID, "driver", h.By)
+		v := rt.judgeDriver(ctx, reg, h.Owned())
+		wait := min(v.Wait, reapAgain)
+		if v.Dead {
+			rt.log.Warn("roles: the driver is dead; releasing its reservation", "reservation", h.ID, "driver", h.By, "why", v.Why)
+			rt.emitEnd("", fmt.Sprintf("reservation %s ends: its driver %s is dead: %s", h.ID, h.By, v.Why))
 			if err := rt.releaseDriverReservation(ctx, h); err != nil && ctx.Err() == nil {
 				rt.log.Warn("roles: releasing a dead driver's reservation failed", "reservation", h.ID, "error", err)
 				wait = reapAgain

@@ -22,7 +22,11 @@ const (
 	eventGone     = "role_gone"
 	eventFailed   = "worker_failed"
 
-	eventRestart = "role_restarting"
+	eventRestart  = "role_restarting"
+	eventClaimed  = "role_claimed"  // the registry had lost the record of a role that runs
+	eventOrphaned = "role_orphaned" // a role or reservation ends because its driver is dead
+
+	eventUnclaimed = "process_unclaimed" // a process ends that no role claims
 )
 
 // roleOutput is the output of a role's workers on its way to the driver.
@@ -32,6 +36,13 @@ type roleOutput struct {
 	ownSink bool         // the sink is not shared with other roles
 	to      *bus.Address // another driver that receives the output; nil: this one
 	stop    func()
+}
+
+// outputs shows the output of a role's workers, and publishes its events.
+type outputs struct {
+	c     *Cluster
+	mu    sync.Mutex  // guards what follows
+	shown *roleOutput // nil: output is not shown
 }
 
 // outputSink is the sink of the roles without a writer of their own; nil: the driver wants no output.
@@ -59,45 +70,56 @@ func (rt *Runtime) endOutput() {
 }
 
 // showOutput starts to receive the workers' output, if the driver wants it.
-func (c *Cluster) showOutput(ctx context.Context) error {
-	p := c.spec.Process
-	o := &roleOutput{mode: cmp.Or(p.OutputMode, c.rt.cfg.OutputMode, nodes.OutputAll)}
-	if p.OutputTo != (bus.Address{}) {
-		o.to = &p.OutputTo
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.output = o
-		return nil
-	}
-	if p.Output != nil {
-		o.ownSink = true
-		o.sink = newOutputSink(func(t display.Text) { _, _ = p.Output.Write(t.Text) }, false, false) // the writer handles its own errors
-	} else if o.sink = c.rt.outputSink(); o.sink == nil {
-		return nil
-	}
-	name, world := c.Name(), c.Record().World
-	stop, err := c.rt.agents().ReceiveOutput(ctx, c.to, func(b nodes.OutputBatch) bool { return o.sink.offer(name, world, o.mode, b.Items) })
-	if err != nil {
-		if o.ownSink {
-			o.sink.stop()
+func (o *outputs) showOutput(ctx context.Context) error {
+	p := o.c.spec.Process
+	shown := &roleOutput{mode: cmp.Or(p.OutputMode, o.c.rt.cfg.OutputMode, nodes.OutputAll)}
+	switch {
+	case p.OutputTo != (bus.Address{}):
+		shown.to = &p.OutputTo
+	case p.Output != nil:
+		shown.ownSink = true
+		shown.sink = newOutputSink(func(t display.Text) { _, _ = p.Output.Write(t.Text) }, false, false) // the writer handles its own errors
+	default:
+		if shown.sink = o.c.rt.outputSink(); shown.sink == nil {
+			return nil
 		}
-		return err
 	}
-	o.stop = stop
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.output = o
+	if shown.sink != nil {
+		name, world := o.c.Name(), o.c.Record().World
+		stop, err := o.c.rt.agents().ReceiveOutput(ctx, o.c.to, func(b nodes.OutputBatch) bool { return shown.sink.offer(name, world, shown.mode, b.Items) })
+		if err != nil {
+			if shown.ownSink {
+				shown.sink.stop()
+			}
+			return err
+		}
+		shown.stop = stop
+	}
+	o.set(shown)
 	return nil
 }
 
+// set sets what is shown, and returns what was before; get returns it.
+func (o *outputs) set(shown *roleOutput) (before *roleOutput) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	before, o.shown = o.shown, shown
+	return before
+}
+
+func (o *outputs) get() *roleOutput {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.shown
+}
+
 // outputMode is the mode for launches of workers, and the receiver, if that is another driver.
-func (c *Cluster) outputMode() (nodes.OutputMode, *bus.Address) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.output == nil {
+func (o *outputs) outputMode() (nodes.OutputMode, *bus.Address) {
+	shown := o.get()
+	if shown == nil {
 		return nodes.OutputUnset, nil
 	}
-	return c.output.mode, c.output.to
+	return shown.mode, shown.to
 }
 
 // OutputReceiver is the address that Process.OutputTo takes for the output that this runtime receives under a name.
@@ -119,24 +141,22 @@ func (rt *Runtime) ReceiveOutput(ctx context.Context, name string) error {
 
 // FlushOutput returns when everything that the workers had printed has been written for the driver.
 func (c *Cluster) FlushOutput(ctx context.Context) error {
-	if mode, elsewhere := c.outputMode(); mode == nodes.OutputUnset || elsewhere != nil {
+	if mode, elsewhere := c.output.outputMode(); mode == nodes.OutputUnset || elsewhere != nil {
 		return bus.Errorf(bus.CodeInvalid, "role %s: neither Process.Output nor Config.OutputFunc was set when the role was created", c.Name())
 	}
-	return c.flushShown(ctx)
+	return c.output.flushShown(ctx)
 }
 
 // flushShown is FlushOutput for a role that may have ended, or whose output is not shown: then there is nothing to wait for.
-func (c *Cluster) flushShown(ctx context.Context) error {
-	c.mu.Lock()
-	o, rec := c.output, c.rec
-	c.mu.Unlock()
-	if o == nil || o.sink == nil {
+func (o *outputs) flushShown(ctx context.Context) error {
+	shown := o.get()
+	if shown == nil || shown.sink == nil {
 		return nil
 	}
-	if err := c.flushAgents(ctx, rec); err != nil {
+	if err := o.flushAgents(ctx, o.c.Record()); err != nil {
 		return err
 	}
-	return o.sink.flush(ctx)
+	return shown.sink.flush(ctx)
 }
 
 // FlushOutput returns when everything that the workers of this runtime's roles had printed has been written for the driver.
@@ -147,78 +167,75 @@ func (rt *Runtime) FlushOutput(ctx context.Context) error {
 	errs := make([]error, len(all))
 	var group sync.WaitGroup
 	for i, c := range all {
-		group.Go(bus.Guard(func() { errs[i] = c.flushShown(ctx) }))
+		group.Go(bus.Guard(func() { errs[i] = c.output.flushShown(ctx) }))
 	}
 	group.Wait()
 	return errors.Join(errs...)
 }
 
 // flushAgents returns when the output of the workers has left their agents.
-func (c *Cluster) flushAgents(ctx context.Context, rec registry.RoleRecord) error {
+func (o *outputs) flushAgents(ctx context.Context, rec registry.RoleRecord) error {
 	order, _ := launchTargets(rec, rec.PlacedRanks())
 	errs := make([]error, len(order))
 	var group sync.WaitGroup
 	for i, at := range order {
-		group.Go(bus.Guard(func() { errs[i] = c.flushAgent(ctx, at.node) }))
+		group.Go(bus.Guard(func() { errs[i] = o.flushAgent(ctx, at.node) }))
 	}
 	group.Wait()
 	return errors.Join(errs...)
 }
 
 // flushAgent returns when an agent has sent the output of its workers. An absent agent is not waited for.
-func (c *Cluster) flushAgent(ctx context.Context, node string) error {
+func (o *outputs) flushAgent(ctx context.Context, node string) error {
 	probe, cancel := context.WithTimeout(ctx, agentProbe)
-	err := c.rt.agents().FlushOutput(probe, node, c.to)
+	err := o.c.rt.agents().FlushOutput(probe, node, o.c.to)
 	cancel()
-	if err == nil || ctx.Err() != nil || c.nodeLost(ctx, node) {
+	if err == nil || ctx.Err() != nil || o.c.workforce.nodeLost(ctx, node) {
 		return err
 	}
 	probe, cancel = context.WithTimeout(ctx, agentProbe)
-	_, err = c.rt.agents().WorkersOf(probe, node, c.to)
+	_, err = o.c.rt.agents().WorkersOf(probe, node, o.c.to)
 	cancel()
 	if err != nil {
 		return err
 	}
-	return c.rt.agents().FlushOutput(ctx, node, c.to)
+	return o.c.rt.agents().FlushOutput(ctx, node, o.c.to)
 }
 
 // endOutput writes the last output of the workers, and stops. Agents have sent it when the workers were stopped; raw
 // output may be more than the driver has read so far.
-func (c *Cluster) endOutput(ctx context.Context) {
-	c.mu.Lock()
-	o, rec := c.output, c.rec
-	c.output = nil
-	c.mu.Unlock()
-	if o == nil {
+func (o *outputs) endOutput(ctx context.Context) {
+	shown := o.set(nil)
+	if shown == nil {
 		return
 	}
 	limit := lastOutput
-	if o.mode == nodes.OutputRaw {
+	if shown.mode == nodes.OutputRaw {
 		limit = lastRawOutput
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 	defer cancel()
-	if o.mode == nodes.OutputRaw {
-		_ = c.flushAgents(ctx, rec) // the log stream has it
+	if shown.mode == nodes.OutputRaw {
+		_ = o.flushAgents(ctx, o.c.Record()) // the log stream has it
 	}
-	if o.sink == nil {
+	if shown.sink == nil {
 		return
 	}
-	_ = o.sink.flush(ctx)
-	o.stop()
-	if o.ownSink {
-		o.sink.stop()
+	_ = shown.sink.flush(ctx)
+	shown.stop()
+	if shown.ownSink {
+		shown.sink.stop()
 	}
 }
 
 // emit publishes an event of a role of processes.
-func (c *Cluster) emit(kind string, rank *int, node, text string) {
-	rec := c.Record()
-	if !rec.Process || c.origin == opened || c.origin == attached {
+func (o *outputs) emit(kind string, rank *int, node, text string) {
+	rec := o.c.Record()
+	if !rec.Process || o.c.origin == opened || o.c.origin == attached {
 		return
 	}
 	e := nodes.Event{Kind: kind, Namespace: rec.Namespace, Role: rec.Name, Rank: rank, Node: node, Text: text}
-	if err := nodes.Emit(c.rt.bus, e); err != nil {
-		c.rt.log.Debug("roles: publishing an event failed", "role", c.Name(), "error", err)
+	if err := nodes.Emit(o.c.rt.bus, e); err != nil {
+		o.c.rt.log.Debug("roles: publishing an event failed", "role", o.c.Name(), "error", err)
 	}
 }

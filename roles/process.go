@@ -62,6 +62,9 @@ type Process struct {
 	// over the nodes. A mapping may replace the bundles. With PerInstance every so many workers have a reservation of
 	// their own. The role sets id, namespace and holder.
 	Needs placement.Request
+	// Reserved are reservations that the role takes over instead of Needs, with one worker each, in the order of the ranks: it releases
+	// them at its end, also if it does not start.
+	Reserved []placement.Record
 	// Over names a role of this namespace whose devices the workers share.
 	Over string
 	// PlaceTimeout bounds the queue time of the reservation. Zero: StartTimeout.
@@ -103,8 +106,8 @@ var (
 )
 
 // inheritedSettings begin the names of settings that a worker has from its driver: of shared memory, for which both must use one
-// directory, of device tensors, and of the flight recorder.
-var inheritedSettings = []string{"TROUPE_SHM", "TROUPE_DEVICE", "TROUPE_RECORDER"}
+// directory, of the bound of values, of device tensors, and of the flight recorder.
+var inheritedSettings = []string{"TROUPE_SHM", "TROUPE_VALUES", "TROUPE_DEVICE", "TROUPE_RECORDER"}
 
 func isInheritedSetting(name string) bool {
 	return slices.ContainsFunc(inheritedSettings, func(prefix string) bool { return strings.HasPrefix(name, prefix) })

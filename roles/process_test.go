@@ -123,6 +123,29 @@ func waiting(t *testing.T, c *roles.Cluster, world int) *dispatch.Future {
 	return f
 }
 
+// What Close waits for can be asked, and killed.
+func TestCloseSaysWhatItWaitsFor(t *testing.T) {
+	t.Parallel()
+	tr := startHead(t, false)
+	rt := tr.driver(t, roles.Config{})
+	spec := workerSpec("train", 2, 0)
+	spec.StopGrace = time.Hour
+	c := create(t, rt, spec)
+	waiting(t, c, 2)
+	eventually(t, "heartbeats tell of the calls", func() bool {
+		lines := strings.Join(rt.Unfinished(), "; ")
+		return strings.Contains(lines, "train[0] runs wait for ") && strings.Contains(lines, "train[1] runs wait for ")
+	})
+	doneCh := make(chan error, 1)
+	go func() { doneCh <- rt.Close(context.Background()) }()
+	eventually(t, "the role is stopping", func() bool {
+		return rt.Unfinished() != nil && c.Record().State == registry.RoleStopping
+	})
+	require.NoError(t, rt.KillUnfinished(patient(t)))
+	<-doneCh
+	require.Empty(t, rt.Unfinished())
+}
+
 func TestAProcessEndsByItself(t *testing.T) {
 	t.Parallel()
 	tr := startHead(t, false)
@@ -143,7 +166,7 @@ func TestAProcessThatDoesNotStart(t *testing.T) {
 		want   string
 	}{
 		"constructor": {func(s *roles.Spec) { s.Config = testWorkerConfig{Fails: []int{1}} }, "tired"},
-		"exit":        {func(s *roles.Spec) { s.Config = testWorkerConfig{Exits: []int{1}} }, "exited with code 7; last line of output: no more room here"},
+		"exit":        {func(s *roles.Spec) { s.Config = testWorkerConfig{Exits: []int{1}} }, "exited with code 7; last line on stderr: no more room here"},
 		"program":     {func(s *roles.Spec) { s.Process.Command = []string{"/not/there/at-all"} }, "/not/there/at-all"},
 		"folder":      {func(s *roles.Spec) { s.Process.Dir = "/not/there" }, "/not/there"},
 		"class":       {func(s *roles.Spec) { s.Class = "nobody" }, "nobody"},
@@ -350,7 +373,7 @@ func TestTheAgentIsKilled(t *testing.T) {
 	_, err = dispatch.Await[any](patient(t), f)
 	require.ErrorIs(t, err, bus.ErrWorkerLost)
 	t.Logf("known %v after the agent was killed: %v", time.Since(begun), err)
-	require.Less(t, time.Since(begun), 5*time.Second)
+	require.Less(t, time.Since(begun), 30*time.Second)
 	gone(t, pids...)
 }
 
@@ -509,14 +532,20 @@ func TestOrphanProcessesAreKilled(t *testing.T) {
 	kept, lost := create(t, rt, workerSpec("kept", 1, 0)), create(t, rt, workerSpec("lost", 2, 0))
 	pids, err := roles.CallEach[int](patient(t), lost, "pid")
 	require.NoError(t, err)
-	ended, err := roles.KillOrphanProcesses(patient(t), tr.bus, 0)
+	soon, late := roles.OrphanProcesses{Bus: tr.bus, Unclaimed: time.Nanosecond}, roles.OrphanProcesses{Bus: tr.bus}
+	ended, err := soon.Kill(patient(t))
 	require.NoError(t, err)
 	require.Empty(t, ended)
 	require.NoError(t, rt.Forget(patient(t), lost))
-	ended, err = roles.KillOrphanProcesses(patient(t), tr.bus, time.Hour)
+	for range 2 {
+		ended, err = late.Kill(patient(t))
+		require.NoError(t, err)
+		require.Empty(t, ended, "a missing record is no evidence yet")
+	}
+	ended, err = soon.Kill(patient(t))
 	require.NoError(t, err)
-	require.Empty(t, ended, "they are too young")
-	ended, err = roles.KillOrphanProcesses(patient(t), tr.bus, 0)
+	require.Empty(t, ended, "they are seen without a record for the first time")
+	ended, err = soon.Kill(patient(t))
 	require.NoError(t, err)
 	require.Len(t, ended, 2)
 	gone(t, pids...)
@@ -610,7 +639,7 @@ func TestBlockedOutputAndCallback(t *testing.T) {
 	begun := time.Now()
 	require.NoError(t, c.Destroy(patient(t)))
 	require.NoError(t, rt.Close(context.Background()))
-	require.Less(t, time.Since(begun), 15*time.Second)
+	require.Less(t, time.Since(begun), time.Minute)
 }
 
 // This must not happen: a driver's Destroy fails because the head is down, and the name and devices of the role stay taken for as

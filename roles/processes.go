@@ -11,13 +11,12 @@ import (
 	"sync"
 	"time"
 
-	"troupe/actors"
 	"troupe/bus"
 	"troupe/bus/wire"
-	"troupe/dispatch"
 	"troupe/nodes"
 	"troupe/nodes/folders"
 	"troupe/placement"
+	"troupe/roles/life"
 	"troupe/roles/registry"
 )
 
@@ -73,80 +72,84 @@ func (s *services) close() {
 	}
 }
 
-// startProcesses starts a role's worker processes: reservation, placements, a port for rank 0, launch. Each step is in
-// the registry before the next, so that any process can destroy all of it.
-func (c *Cluster) startProcesses(ctx context.Context, config wire.Raw) error {
-	if err := c.reserve(ctx); err != nil {
-		return err
-	}
-	if err := c.leaseMasterPort(ctx); err != nil {
-		return err
-	}
-	if err := c.makeProgram(ctx); err != nil {
-		return err
-	}
-	if err := c.storeStartParams(ctx, config); err != nil {
-		return err
-	}
-	if err := c.showOutput(ctx); err != nil {
-		return err
-	}
-	rec := c.Record()
-	all := rec.AllRanks()
-	if err := c.launch(ctx, all, rec); err != nil {
-		return err
-	}
-	return c.awaitReady(ctx, all)
+// workforce is the processes of a role's workers: their reservations, starting and killing them.
+type workforce struct {
+	c *Cluster
+
+	mu          sync.Mutex    // guards what follows
+	program     nodes.Program // of worker processes
+	startParams *startParams  // start parameters of worker processes; nil: created elsewhere and not needed yet
 }
 
-// reserve reserves what the workers need.
-func (c *Cluster) reserve(ctx context.Context) error {
-	client, err := c.rt.placement()
+// reserve reserves what the workers need, unless it is reserved.
+func (w *workforce) reserve(ctx context.Context) error {
+	if given := w.c.spec.Process.Reserved; len(given) > 0 {
+		return w.takeOver(ctx, given)
+	}
+	client, err := w.c.rt.placement()
 	if err != nil {
 		return err
 	}
-	request := c.spec.Process.request(c.Record())
-	if over := c.spec.Process.Over; over != "" {
-		if request.Colocate, err = c.reservationOf(ctx, over); err != nil {
+	request := w.c.spec.Process.request(w.c.Record())
+	if over := w.c.spec.Process.Over; over != "" {
+		if request.Colocate, err = w.reservationOf(ctx, over); err != nil {
 			return err
 		}
 	}
 	instances, err := request.Instances()
 	if err != nil {
-		return bus.Errorf(bus.CodeOf(err), "role %s: %w", c.Name(), err)
+		return bus.Errorf(bus.CodeOf(err), "role %s: %w", w.c.Name(), err)
 	}
 	var placements []registry.RankPlacement
 	for i, one := range instances {
-		got, err := c.reserveOne(ctx, client, one)
+		got, err := w.reserveOne(ctx, client, one)
 		if err != nil {
 			return err
 		}
-		for _, placed := range placementsOf(c.Name(), got.Workers) {
+		for _, placed := range placementsOf(w.c.Name(), got.Workers) {
 			placed.Reservation = i
 			placements = append(placements, placed)
 		}
-		if err := c.edit(ctx, func(r *registry.RoleRecord) {
+		if err := w.c.record.edit(ctx, func(r *registry.RoleRecord) {
 			r.Reservations = append(r.Reservations, registry.ReservationRef{ID: got.ID, Token: got.Token, Over: got.SharesWith})
 		}); err != nil {
 			return err
 		}
 	}
-	return c.edit(ctx, func(r *registry.RoleRecord) { r.Placements, r.Policy = placements, c.spec.Process.Policy })
+	return w.c.record.edit(ctx, func(r *registry.RoleRecord) { r.Placements = placements })
 }
 
-func (c *Cluster) reserveOne(ctx context.Context, client *placement.Client, request placement.Request) (placement.Record, error) {
-	ctx, cancel := context.WithTimeout(ctx, c.spec.Process.PlaceTimeout)
+// takeOver makes given reservations those of the role.
+func (w *workforce) takeOver(ctx context.Context, given []placement.Record) error {
+	return w.c.record.edit(ctx, func(r *registry.RoleRecord) {
+		r.Reservations, r.Placements = nil, nil
+		for i, rec := range given {
+			r.Reservations = append(r.Reservations, registry.ReservationRef{ID: rec.ID, Token: rec.Token, Over: rec.SharesWith})
+			workers := slices.Clone(rec.Workers)
+			for j := range workers {
+				workers[j].Rank = len(r.Placements) + j
+			}
+			for _, placed := range placementsOf(w.c.Name(), workers) {
+				placed.Reservation = i
+				r.Placements = append(r.Placements, placed)
+			}
+		}
+	})
+}
+
+func (w *workforce) reserveOne(ctx context.Context, client *placement.Client, request placement.Request) (placement.Record, error) {
+	ctx, cancel := context.WithTimeout(ctx, w.c.spec.Process.PlaceTimeout)
 	defer cancel()
 	got, err := client.Reserve(ctx, request)
 	if err != nil {
-		return got, bus.Errorf(bus.CodeOf(err), "role %s: %w", c.Name(), err)
+		return got, bus.Errorf(bus.CodeOf(err), "role %s: %w", w.c.Name(), err)
 	}
 	return got, nil
 }
 
 // reservationOf is the reservation of another role, whose devices are shared.
-func (c *Cluster) reservationOf(ctx context.Context, role string) (string, error) {
-	reg, err := c.rt.registry(ctx)
+func (w *workforce) reservationOf(ctx context.Context, role string) (string, error) {
+	reg, err := w.c.rt.registry(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -155,50 +158,50 @@ func (c *Cluster) reservationOf(ctx context.Context, role string) (string, error
 		err = bus.Errorf(bus.CodeInvalid, "role %s runs in its driver's process and has no devices", role)
 	}
 	if err != nil {
-		return "", bus.Errorf(bus.CodeOf(err), "role %s, which shares the devices of %s: %w", c.Name(), role, err)
+		return "", bus.Errorf(bus.CodeOf(err), "role %s, which shares the devices of %s: %w", w.c.Name(), role, err)
 	}
 	return rec.Reservations[0].ID, nil
 }
 
 // leaseMasterPort leases a port for rank 0 that the other ranks can reach.
-func (c *Cluster) leaseMasterPort(ctx context.Context) error {
-	rec := c.Record()
-	host, ports, err := c.rt.agents().Ports(ctx, rec.Placements[0].Node, rec.WorkerID(0), 1)
+func (w *workforce) leaseMasterPort(ctx context.Context) error {
+	rec := w.c.Record()
+	host, ports, err := w.c.rt.agents().Ports(ctx, rec.Placements[0].Node, rec.WorkerID(0), 1)
 	if err != nil {
-		return bus.Errorf(bus.CodeOf(err), "role %s: lease a port for rank 0: %w", c.Name(), err)
+		return bus.Errorf(bus.CodeOf(err), "role %s: lease a port for rank 0: %w", w.c.Name(), err)
 	}
-	return c.edit(ctx, func(r *registry.RoleRecord) { r.Master = net.JoinHostPort(host, strconv.Itoa(ports[0])) })
+	return w.c.record.edit(ctx, func(r *registry.RoleRecord) { r.Master = net.JoinHostPort(host, strconv.Itoa(ports[0])) })
 }
 
 // makeProgram sets the program of the worker processes. Shipped folders are stored for a day; so a folder is shipped
 // again before a restart, which is cheap while it is stored.
-func (c *Cluster) makeProgram(ctx context.Context) error {
-	p := c.spec.Process
+func (w *workforce) makeProgram(ctx context.Context) error {
+	p := w.c.spec.Process
 	if p == nil { // created elsewhere
 		return nil
 	}
 	program := nodes.Program{Command: p.Command, Dir: p.Dir, Env: p.Env, Visible: p.Visible, OwnVariables: p.OwnVariables, Fork: p.Fork, Warm: p.Warm, WarmPath: p.WarmPath}
 	if p.Ship != "" {
-		hash, err := folders.Ship(ctx, c.rt.Bus(), p.Ship, p.Exclude...)
+		hash, err := folders.Ship(ctx, w.c.rt.Bus(), p.Ship, p.Exclude...)
 		if err != nil {
-			return bus.Errorf(bus.CodeOf(err), "role %s: %w", c.Name(), err)
+			return bus.Errorf(bus.CodeOf(err), "role %s: %w", w.c.Name(), err)
 		}
 		program.Folder = hash
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.program = program
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.program = program
 	return nil
 }
 
 // launch starts the processes of some ranks, on all nodes concurrently. It returns the first error.
-func (c *Cluster) launch(ctx context.Context, ranks []int, rec registry.RoleRecord) error {
+func (w *workforce) launch(ctx context.Context, ranks []int, rec registry.RoleRecord) error {
 	around := newRankEnvironments(rec)
 	order, groups := launchTargets(rec, ranks)
 	errs := make([]error, len(order))
 	var group sync.WaitGroup
 	for i, at := range order {
-		group.Go(bus.Guard(func() { errs[i] = c.launchOn(ctx, at, groups[at], rec, around) }))
+		group.Go(bus.Guard(func() { errs[i] = w.launchOn(ctx, at, groups[at], rec, around) }))
 	}
 	group.Wait()
 	for _, err := range errs {
@@ -209,37 +212,37 @@ func (c *Cluster) launch(ctx context.Context, ranks []int, rec registry.RoleReco
 	return nil
 }
 
-func (c *Cluster) launchOn(ctx context.Context, at launchTarget, ranks []int, rec registry.RoleRecord, around rankEnvironments) error {
+func (w *workforce) launchOn(ctx context.Context, at launchTarget, ranks []int, rec registry.RoleRecord, around rankEnvironments) error {
 	node, held := at.node, rec.Reservations[at.reservation]
-	params, err := c.loadStartParams(ctx, rec)
+	params, err := w.loadStartParams(ctx, rec)
 	if err != nil {
 		return err
 	}
-	c.mu.Lock()
-	program := c.program
-	c.mu.Unlock()
+	w.mu.Lock()
+	program := w.program
+	w.mu.Unlock()
 	order := nodes.Launch{Node: node, Reservation: held.ID, Token: held.Token, Over: held.Over, Program: program}
-	order.Output, order.OutputTo = c.outputMode()
+	order.Output, order.OutputTo = w.c.output.outputMode()
 	for _, rank := range ranks {
 		assigned := params.assignment(rec, rank)
 		assigned.Output = order.Output
 		assignment, err := wire.Marshal(assigned)
 		if err != nil {
-			return bus.Errorf(bus.CodeInternal, "role %s: encode the assignment of rank %d: %w", c.Name(), rank, err)
+			return bus.Errorf(bus.CodeInternal, "role %s: encode the assignment of rank %d: %w", w.c.Name(), rank, err)
 		}
 		order.Workers = append(order.Workers, nodes.Start{
 			ID: rec.WorkerID(rank), Name: rec.Placements[rank].Name, Env: around.environment(rank, params),
 			Devices: rec.Placements[rank].UUIDs, Share: rec.Placements[rank].Share, Assignment: assignment,
 		})
 	}
-	started, err := c.rt.agents().Launch(ctx, order)
+	started, err := w.c.rt.agents().Launch(ctx, order)
 	if err != nil {
-		return bus.Errorf(bus.CodeOf(err), "role %s: start rank %d on node %s: %w", c.Name(), ranks[0], node, err)
+		return bus.Errorf(bus.CodeOf(err), "role %s: start rank %d on node %s: %w", w.c.Name(), ranks[0], node, err)
 	}
 	for _, s := range started {
 		if s.Err != nil {
 			e := *s.Err
-			e.Role, e.Rank, e.Node = c.Name(), s.ID.Rank, node
+			e.Role, e.Rank, e.Node = w.c.Name(), s.ID.Rank, node
 			return &e
 		}
 	}
@@ -256,20 +259,20 @@ func (r *startParams) assignment(rec registry.RoleRecord, rank int) Assignment {
 
 // awaitReady returns when the ranks are ready, or one is known to have failed. Exits come from the agents; the agents
 // themselves are probed periodically.
-func (c *Cluster) awaitReady(ctx context.Context, ranks []int) error {
-	rec, begun := c.Record(), time.Now()
+func (w *workforce) awaitReady(ctx context.Context, ranks []int) error {
+	rec, begun := w.c.Record(), time.Now()
 	look := time.NewTicker(agentProbeEvery)
 	defer look.Stop()
 	for {
-		states, changedCh := c.liveness.states()
+		states, changedCh := w.c.life.ranks()
 		var missing []int
 		for _, rank := range ranks {
 			b := states[rank]
 			switch {
-			case b.Gen != rec.Placements[rank].Gen || b.State != actors.Ready && !b.State.Over():
+			case b.Gen != rec.Placements[rank].Gen || b.State != life.Ready && !b.State.Over():
 				missing = append(missing, rank)
 			case b.State.Over():
-				return c.liveness.lossOf(rank)
+				return w.c.life.lossOf(rank)
 			}
 		}
 		if len(missing) == 0 {
@@ -278,78 +281,44 @@ func (c *Cluster) awaitReady(ctx context.Context, ranks []int) error {
 		select {
 		case <-changedCh:
 		case <-look.C:
-			if err := c.checkAgents(ctx, missing, rec); err != nil {
+			if err := w.checkAgents(ctx, missing, rec); err != nil {
 				return err
 			}
 		case <-ctx.Done():
 			return bus.Errorf(bus.CodeOf(ctx.Err()), "role %s had not started after %s: %d of %d workers were not ready, rank %d on node %s among them; see `troupe logs %s/%d`: %w",
-				c.Name(), time.Since(begun).Round(time.Millisecond), len(missing), len(ranks), missing[0], rec.Placements[missing[0]].Node, c.Name(), missing[0], ctx.Err())
+				w.c.Name(), time.Since(begun).Round(time.Millisecond), len(missing), len(ranks), missing[0], rec.Placements[missing[0]].Node, w.c.Name(), missing[0], ctx.Err())
 		}
 	}
 }
 
 // checkAgents checks that the agents of some ranks live and know their workers.
-func (c *Cluster) checkAgents(ctx context.Context, ranks []int, rec registry.RoleRecord) error {
+func (w *workforce) checkAgents(ctx context.Context, ranks []int, rec registry.RoleRecord) error {
 	order, groups := launchTargets(rec, ranks)
 	errs := make([]error, len(order))
 	var group sync.WaitGroup
 	for i, at := range order {
-		group.Go(bus.Guard(func() { errs[i] = c.checkAgent(ctx, at.node, groups[at], rec) }))
+		group.Go(bus.Guard(func() { errs[i] = w.checkAgent(ctx, at.node, groups[at], rec) }))
 	}
 	group.Wait()
 	return errors.Join(errs...)
 }
 
-func (c *Cluster) checkAgent(ctx context.Context, node string, ranks []int, rec registry.RoleRecord) error {
+func (w *workforce) checkAgent(ctx context.Context, node string, ranks []int, rec registry.RoleRecord) error {
 	asking, cancel := context.WithTimeout(ctx, 2*agentProbeEvery)
 	defer cancel()
-	there, err := c.rt.agents().WorkersOf(asking, node, rec.Address())
+	there, err := w.c.rt.agents().WorkersOf(asking, node, rec.Address())
 	if err != nil {
 		if ctx.Err() != nil {
 			return nil // the start has its own error
 		}
-		return bus.Errorf(bus.CodeWorkerLost, "role %s: rank %d will not become ready: %w", c.Name(), ranks[0], err)
+		return bus.Errorf(bus.CodeWorkerLost, "role %s: rank %d will not become ready: %w", w.c.Name(), ranks[0], err)
 	}
 	for _, rank := range ranks {
 		id := rec.WorkerID(rank)
 		if !slices.ContainsFunc(there, func(s nodes.Status) bool { return s.ID == id }) {
-			return bus.Errorf(bus.CodeWorkerLost, "role %s: rank %d exited with an earlier agent of node %s", c.Name(), rank, node)
+			return bus.Errorf(bus.CodeWorkerLost, "role %s: rank %d exited with an earlier agent of node %s", w.c.Name(), rank, node)
 		}
 	}
-	return nil
-}
-
-// readMethods asks rank 0 for the methods of its class: the driver need not know a class that it does not host.
-func (c *Cluster) readMethods(ctx context.Context) error {
-	f, err := c.send(ctx, dispatch.Call{Method: actors.VerbInfo, Ranks: []int{0}, Control: true})
-	if err != nil {
-		return err
-	}
-	infos, err := dispatch.AwaitEach[actors.Info](ctx, f)
-	if err != nil {
-		return bus.Errorf(bus.CodeOf(err), "role %s: read the methods of rank 0: %w", c.Name(), err)
-	}
-	if err := checkMethods(infos[0].Class, infos[0].Methods); err != nil {
-		return err
-	}
-	return c.edit(ctx, func(r *registry.RoleRecord) {
-		r.Methods, r.Open, r.DeviceTensors = infos[0].Methods, infos[0].Open, infos[0].DeviceTensors
-	})
-}
-
-// edit changes the role's record.
-func (c *Cluster) edit(ctx context.Context, change func(*registry.RoleRecord)) error {
-	reg, err := c.rt.registry(ctx)
-	if err != nil {
-		return err
-	}
-	rec, err := reg.Edit(ctx, c.Record(), change)
-	if err != nil {
-		return err
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.rec = rec
 	return nil
 }
 
@@ -364,9 +333,9 @@ const (
 
 // stopProcesses stops the processes of some ranks: the workers are asked to stop in order, and then their agents kill
 // what remains.
-func (c *Cluster) stopProcesses(ctx context.Context, ranks []int, grace time.Duration, manner stopManner) error {
+func (w *workforce) stopProcesses(ctx context.Context, ranks []int, grace time.Duration, manner stopManner) error {
 	asking, cancel := context.WithTimeout(ctx, grace+time.Second)
-	err := c.stopRemote(asking, c.reachable(ranks), grace) // agents kill the others
+	err := w.c.ender.stopRemote(asking, w.reachable(ranks), grace) // agents kill the others
 	cancel()
 	kill := killGrace
 	switch {
@@ -375,67 +344,67 @@ func (c *Cluster) stopProcesses(ctx context.Context, ranks []int, grace time.Dur
 	case manner == stopSoon:
 		kill = orphanGrace // the worker ends the roles that it has created
 	}
-	return c.killProcesses(ctx, ranks, c.Record(), kill)
+	return w.killProcesses(ctx, ranks, w.c.Record(), kill)
 }
 
 // reachable drops the ranks that are known never to have started.
-func (c *Cluster) reachable(ranks []int) []int {
-	if c.origin != created {
+func (w *workforce) reachable(ranks []int) []int {
+	if w.c.origin != created {
 		return ranks
 	}
-	states, _ := c.liveness.states()
-	return slices.DeleteFunc(slices.Clone(ranks), func(rank int) bool { return states[rank].State == "" })
+	states, _ := w.c.life.ranks()
+	return slices.DeleteFunc(slices.Clone(ranks), func(rank int) bool { return rank < len(states) && states[rank].State == life.Expected })
 }
 
 // killProcesses sends SIGINT, SIGTERM after the grace, and SIGKILL; without a grace only SIGKILL. It returns when the agents
 // have seen the processes exit. The agent of a lost node cannot; its devices are not granted before it has shown that they
 // are free.
-func (c *Cluster) killProcesses(ctx context.Context, ranks []int, rec registry.RoleRecord, grace time.Duration) error {
+func (w *workforce) killProcesses(ctx context.Context, ranks []int, rec registry.RoleRecord, grace time.Duration) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killGrace+agentTimeout)
 	defer cancel()
 	order, groups := launchTargets(rec, ranks)
 	errs := make([]error, len(order))
 	var group sync.WaitGroup
 	for i, at := range order {
-		group.Go(bus.Guard(func() { errs[i] = c.killOn(ctx, at.node, groups[at], rec, grace) }))
+		group.Go(bus.Guard(func() { errs[i] = w.killOn(ctx, at.node, groups[at], rec, grace) }))
 	}
 	group.Wait()
 	return errors.Join(errs...)
 }
 
-func (c *Cluster) killOn(ctx context.Context, node string, ranks []int, rec registry.RoleRecord, grace time.Duration) error {
+func (w *workforce) killOn(ctx context.Context, node string, ranks []int, rec registry.RoleRecord, grace time.Duration) error {
 	ids := make([]nodes.WorkerID, len(ranks))
 	for i, rank := range ranks {
 		ids[i] = rec.WorkerID(rank)
 	}
 	asking, cancel := context.WithTimeout(ctx, agentProbe)
-	_, err := c.rt.agents().WorkersOf(asking, node, rec.Address()) // an absent agent is not waited for
+	_, err := w.c.rt.agents().WorkersOf(asking, node, rec.Address()) // an absent agent is not waited for
 	cancel()
 	if err == nil {
-		_, err = c.rt.agents().Stop(ctx, node, ids, grace)
+		_, err = w.c.rt.agents().Stop(ctx, node, ids, grace)
 	}
 	if err == nil {
 		return nil
 	}
-	if left, _ := c.liveness.notOver(ranks); len(left) == 0 { // all of them are known to be lost
-		c.rt.log.Warn("roles: an agent has not confirmed the exit of its workers", "role", c.Name(), "node", node, "error", err)
+	if left, _ := w.c.life.notOver(ranks); len(left) == 0 { // all of them are known to be lost
+		w.c.rt.log.Warn("roles: an agent has not confirmed the exit of its workers", "role", w.c.Name(), "node", node, "error", err)
 		return nil
 	}
-	return bus.Errorf(bus.CodeOf(err), "role %s: the agent of node %s has not confirmed the exit of its workers: %w", c.Name(), node, err)
+	return bus.Errorf(bus.CodeOf(err), "role %s: the agent of node %s has not confirmed the exit of its workers: %w", w.c.Name(), node, err)
 }
 
 // releaseReservations releases the role's reservations, including one that was granted and not recorded because the driver died in
 // between.
-func (c *Cluster) releaseReservations(ctx context.Context) error {
-	rec := c.Record()
+func (w *workforce) releaseReservations(ctx context.Context) error {
+	rec := w.c.Record()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
 	defer cancel()
-	client, err := c.rt.placement()
+	client, err := w.c.rt.placement()
 	if err != nil {
 		return err
 	}
 	held := rec.Reservations
-	if c.origin != created || len(rec.Placements) == 0 || rec.Generations > 0 {
+	if w.c.origin != created || len(rec.Placements) == 0 || rec.Generations > 0 {
 		if held, err = withUnrecorded(ctx, client, rec.ReservationID(), held); err != nil {
 			return err
 		}

@@ -29,31 +29,31 @@ type RankChange struct {
 // A slow reader misses intermediate states of a rank, and never the last one.
 func (c *Cluster) RankChanges(ctx context.Context) <-chan RankChange {
 	ch := make(chan RankChange)
-	if !c.rt.spawn(func() { c.sendRankChanges(ctx, ch) }) {
+	if !c.rt.spawn(func() { sendRankChanges(ctx, c, ch) }) {
 		close(ch)
 	}
 	return ch
 }
 
-func (c *Cluster) sendRankChanges(ctx context.Context, ch chan<- RankChange) {
+func sendRankChanges(ctx context.Context, c *Cluster, ch chan<- RankChange) {
 	defer close(ch)
 	sent := map[int]RankChange{}
 	for {
-		beats, livenessCh := c.liveness.states()
+		ranks, changedCh := c.life.ranks()
 		away, gateCh := c.gate.Away()
-		over, world := c.isOver(), c.WorldSize()
+		over, world := c.life.isOver(), c.WorldSize()
 		now := map[int]RankChange{}
-		for _, b := range beats {
-			change := RankChange{Rank: b.Rank, Gen: b.Gen, State: RankReady}
+		for rank, b := range ranks {
+			change := RankChange{Rank: rank, Gen: b.Gen, State: RankReady}
 			switch {
-			case over || b.Rank >= world:
+			case over || rank >= world:
 				change.State = RankRemoved
-			case b.State.Over() && c.restartable():
+			case b.State.Over() && c.life.replaces():
 				change.State = RankRestarting
 			case b.State.Over():
 				change.State = RankLost
 			}
-			now[b.Rank] = change
+			now[rank] = change
 		}
 		for _, rank := range away {
 			if change, ok := now[rank]; ok && change.State == RankReady {
@@ -61,7 +61,7 @@ func (c *Cluster) sendRankChanges(ctx context.Context, ch chan<- RankChange) {
 				now[rank] = change
 			}
 		}
-		for rank := range len(beats) {
+		for rank := range len(ranks) {
 			last, known := sent[rank]
 			if last == now[rank] || !known && now[rank].State == RankRemoved {
 				continue
@@ -79,7 +79,7 @@ func (c *Cluster) sendRankChanges(ctx context.Context, ch chan<- RankChange) {
 			return
 		}
 		select {
-		case <-livenessCh:
+		case <-changedCh:
 		case <-gateCh:
 		case <-ctx.Done():
 			return

@@ -2,11 +2,15 @@ package roles
 
 import (
 	"context"
+	"errors"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
 
 	"troupe/bus"
+	"troupe/roles/life"
+	"troupe/roles/registry"
 )
 
 // Failure is the failure of a worker, and its consequence.
@@ -19,59 +23,34 @@ type Failure struct {
 	Then string // for display: "the role fails", "the rank is restarted (1 of 3)"
 }
 
-// recovery is the state of a role's restarts in one cluster. The driver and the head carry them out; other processes
-// wait for them. One goroutine at a time works on it.
+// recovery reads the record of a role that recovers. The driver and the head carry out restarts; other processes wait for
+// them.
 type recovery struct {
-	gateMu sync.Mutex // held while a loss is added and the gate closed, and while the gate is set from the record
+	c      *Cluster
+	wakeCh chan struct{} // holds one
 
-	mu      sync.Mutex // guards what follows
-	lost    []loss     // to be handled
-	changed bool       // the record must be read
-	running bool
-	wakeCh  chan struct{} // holds one; nil before the first use
+	mu    sync.Mutex // guards what follows
+	begun time.Time  // when the role began to recover, or this process last restarted workers
+	seen  uint32     // generation of the last restart that was seen
+	at    time.Time  // when it was seen first
 }
 
-// take removes and returns the losses.
-func (m *recovery) take() []loss {
+func (m *recovery) begin() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	lost := m.lost
-	m.lost, m.changed = nil, false
-	return lost
+	m.begun = time.Now()
 }
 
-func (m *recovery) add(l loss) {
+// times is when the role began to recover, and when the last restart was seen first.
+func (m *recovery) times() (begun, seen time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.lost = append(m.lost, l)
-}
-
-// pending is the losses that were not taken.
-func (m *recovery) pending() []loss {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return slices.Clone(m.lost)
-}
-
-// waiting reports whether losses are pending.
-func (m *recovery) waiting() bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return len(m.lost) > 0
-}
-
-func (m *recovery) ch() chan struct{} {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.wakeCh == nil {
-		m.wakeCh = make(chan struct{}, 1)
-	}
-	return m.wakeCh
+	return m.begun, m.at
 }
 
 func (m *recovery) wake() {
 	select {
-	case m.ch() <- struct{}{}:
+	case m.wakeCh <- struct{}{}:
 	default:
 	}
 }
@@ -83,73 +62,55 @@ func (m *recovery) wait(ctx context.Context, d, or time.Duration) {
 	}
 	select {
 	case <-ctx.Done():
-	case <-m.ch():
+	case <-m.wakeCh:
 	case <-time.After(d):
 	}
 }
 
-// handleFailure handles a worker's failure by the role's policy; false: the role fails.
-func (c *Cluster) handleFailure(l loss) bool {
-	if !c.isStarted() && c.origin == created {
-		return false // the first start fails
+// saw records which restart is in the record.
+func (m *recovery) saw(rec registry.RoleRecord) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if r := rec.Restart; rec.State == registry.RoleRestarting && r != nil && r.Gen != m.seen {
+		m.seen, m.at = r.Gen, time.Now()
 	}
-	switch rec := c.Record(); {
-	case rec.Policy == Ignore:
-		c.reportFailure(l, "the others continue")
-		return true
-	case !rec.ReplacesWorkers():
-		return false
-	}
-	m := &c.recovery
-	m.mu.Lock() // the loss was added by hold
-	if !m.running {
-		m.running = c.rt.spawn(c.runRecovery)
-	}
-	running := m.running
-	m.mu.Unlock()
-	m.wake()
-	return running
 }
 
-// runRecovery restarts lost workers, or waits for their restart by another process, until no loss is left.
-func (c *Cluster) runRecovery() {
-	for {
-		m := &c.recovery
-		m.mu.Lock()
-		lost, news := m.lost, m.changed
-		m.lost, m.changed = nil, false
-		if len(lost) == 0 && !news || c.isOver() {
-			m.running = false
-			m.mu.Unlock()
+// runRecovery reads the record until the lost ranks have new workers, or the role has ended. It restarts them when it is
+// this process's turn.
+func (m *recovery) runRecovery(episode int) {
+	m.begin()
+	for m.c.rt.ctx.Err() == nil {
+		rec, err := m.c.record.readRecord()
+		switch _, on := m.c.life.recovers(episode); {
+		case !on:
+			return
+		case errors.Is(err, bus.ErrNotFound):
+			m.c.life.feed(life.Event{Kind: life.Read})
+		case err == nil:
+			m.saw(rec)
+			read := lifeRecord(rec)
+			read.Turn = m.mayRestart(rec)
+			m.c.record.setRecord(rec)
+			m.c.life.feed(life.Event{Kind: life.Read, Record: read})
+		}
+		if _, on := m.c.life.recovers(episode); !on {
 			return
 		}
-		m.mu.Unlock()
-		if err := c.recover(lost); err != nil {
-			last := loss{why: err, rank: max(err.Rank, 0), failed: true}
-			if len(lost) > 0 {
-				last = lost[0]
-			}
-			last.why = err
-			c.failWith(last, true)
-		}
+		m.wait(m.c.rt.ctx, restartPoll/2+rand.N(restartPoll/2), m.driverTimeLeft())
 	}
-}
-
-func (c *Cluster) isOver() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.ended != nil
 }
 
 // reportFailure reports a failure to the driver.
-func (c *Cluster) reportFailure(l loss, then string) {
-	c.rt.log.Warn("roles: a worker failed", "role", c.Name(), "rank", l.rank, "node", l.why.Node, "error", l.why.Message, "then", then)
-	c.emit(eventFailed, &l.rank, l.why.Node, l.why.Message+"; "+then)
-	if c.spec.OnFailure == nil {
+func (m *recovery) reportFailure(l loss, then string) {
+	why := l.why()
+	m.c.rt.log.Warn("roles: a worker failed", "role", m.c.Name(), "rank", l.rank, "node", why.Node, "error", why.Message, "then", then)
+	m.c.output.emit(eventFailed, &l.rank, why.Node, why.Message+"; "+then)
+	if m.c.spec.OnFailure == nil {
 		return
 	}
-	f := Failure{Role: c.Name(), Rank: l.rank, Gen: l.gen, Node: l.why.Node, Err: l.why, Then: then}
-	bus.Go(func() { c.spec.OnFailure(f) }) // the callback may block
+	f := Failure{Role: m.c.Name(), Rank: l.rank, Gen: l.gen, Node: why.Node, Err: why, Then: then}
+	bus.Go(func() { m.c.spec.OnFailure(f) }) // the callback may block
 }
 
 func ranksOf(lost []loss) []int {

@@ -37,9 +37,13 @@ func (rt *Runtime) Reserve(ctx context.Context, request placement.Request) (*Res
 	if request.Holder == "" {
 		request.Holder = rt.cfg.Name
 	}
-	if err := reg.CreateReservation(ctx, registry.DriverReservation{ID: request.ID, Owner: rt.ep.Session(), By: rt.cfg.Name, Lease: rt.cfg.Lease, Since: time.Now().UTC()}); err != nil {
+	hold := registry.DriverReservation{ID: request.ID, Owner: rt.ep.Session(), By: rt.cfg.Name, Lease: rt.cfg.Lease, Since: time.Now().UTC()}
+	if err := reg.CreateReservation(ctx, hold); err != nil {
 		return nil, err
 	}
+	rt.mu.Lock()
+	rt.holds[hold.ID] = hold
+	rt.mu.Unlock()
 	waiting, cancel := ctx, context.CancelFunc(func() {})
 	if _, ok := ctx.Deadline(); !ok {
 		waiting, cancel = context.WithTimeout(ctx, defaultStartTimeout)
@@ -51,6 +55,9 @@ func (rt *Runtime) Reserve(ctx context.Context, request placement.Request) (*Res
 			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), registryTimeout) // ctx has often ended by then
 			defer cancel()
 			err = errors.Join(err, reg.DeleteReservation(last, request.ID))
+			rt.mu.Lock()
+			delete(rt.holds, hold.ID)
+			rt.mu.Unlock()
 		}
 		return nil, err
 	}
@@ -73,6 +80,9 @@ func (rt *Runtime) releaseReservation(ctx context.Context, id string, token uint
 	if err := release(ctx, client, []registry.ReservationRef{{ID: id, Token: token}}); err != nil {
 		return err
 	}
+	rt.mu.Lock()
+	delete(rt.holds, id)
+	rt.mu.Unlock()
 	reg, err := rt.registry(ctx)
 	if err != nil {
 		return err

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -13,6 +12,7 @@ import (
 	"troupe/bus/wire"
 	"troupe/nodes"
 	"troupe/placement"
+	"troupe/roles/life"
 	"troupe/roles/registry"
 )
 
@@ -23,6 +23,7 @@ const (
 	drainDelay      = 200 * time.Millisecond // how long the exits of a drained node's workers may take to arrive
 	stateRestarted  = actors.State("restarted")
 	stateRestarting = actors.State("restarting")
+	stateResized    = actors.State("resized")
 )
 
 var (
@@ -42,11 +43,8 @@ func (c *Cluster) Restarting() []int {
 
 // WaitReady returns when every rank takes calls, or an error if the role has failed or is destroyed, or ctx has ended.
 func (c *Cluster) WaitReady(ctx context.Context) error {
-	if c.Record().ReplacesWorkers() && c.origin != created { // messages about a restart may have been missed
-		if rec, ok := c.reloadRecord(); ok && rec.State == registry.RoleRestarting {
-			c.restartChanged()
-			c.holdRestarting(rec, nil)
-		}
+	if c.Record().ReplacesWorkers() && c.origin != created {
+		c.performer.reloadRecord() // messages about a restart may have been missed
 	}
 	for {
 		if err := c.callable(""); err != nil {
@@ -64,88 +62,6 @@ func (c *Cluster) WaitReady(ctx context.Context) error {
 	}
 }
 
-// alter changes the role's record, in any state.
-func (c *Cluster) alter(ctx context.Context, change func(*registry.RoleRecord) error) error {
-	reg, err := c.rt.registry(ctx)
-	if err != nil {
-		return err
-	}
-	rec, err := reg.Alter(ctx, c.Record(), change)
-	if err == nil {
-		c.setRecord(rec)
-	}
-	return err
-}
-
-func (c *Cluster) setRecord(rec registry.RoleRecord) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.rec = rec
-}
-
-// holdCalls records a loss, and holds the calls to the ranks that the role's policy restarts.
-func (c *Cluster) holdCalls(l loss) {
-	c.recovery.gateMu.Lock()
-	defer c.recovery.gateMu.Unlock()
-	c.recovery.add(l)
-	ranks := []int{l.rank}
-	if c.Record().Policy == RestartRole {
-		ranks = c.Record().AllRanks()
-	}
-	c.gate.Hold(ranks, func(rank int) *bus.Error {
-		return c.withRank(rank, bus.Errorf(bus.CodeWorkerLost, "rank %d is restarting: %s", rank, l.why.Message).WithCause(l.why))
-	})
-}
-
-// siblings is the other clusters of the role in this runtime: one it is attached to, and one it monitors. A call fails
-// in all of them at once, because they share an endpoint; so the gate must be closed in all of them.
-func (c *Cluster) siblings() []*Cluster {
-	c.rt.mu.Lock()
-	defer c.rt.mu.Unlock()
-	var out []*Cluster
-	for s := range c.rt.clusters {
-		if s != c && s.to == c.to {
-			out = append(out, s)
-		}
-	}
-	return out
-}
-
-// holdSiblingCalls holds the calls of the siblings to the ranks of a restart, until they have read the record.
-func (c *Cluster) holdSiblingCalls(r *registry.Restart) {
-	for _, s := range c.siblings() {
-		s.gate.Hold(r.Ranks, func(rank int) *bus.Error { return s.withRank(rank, r.CallError(rank)) })
-		s.restartChanged()
-	}
-}
-
-// withRank sets the role and rank of an error.
-func (c *Cluster) withRank(rank int, e *bus.Error) *bus.Error {
-	e.Role, e.Rank = c.Name(), rank
-	return e
-}
-
-// holdRestarting holds the calls to the ranks that are restarting, or lost and not yet replaced, and releases those to the
-// others.
-func (c *Cluster) holdRestarting(rec registry.RoleRecord, lost []loss) {
-	c.recovery.gateMu.Lock()
-	defer c.recovery.gateMu.Unlock()
-	var away []int
-	for _, l := range stillLost(rec, append(slices.Clone(lost), c.recovery.pending()...)) {
-		away = append(away, l.rank)
-		if rec.Policy == RestartRole {
-			away = union(away, rec.AllRanks())
-		}
-	}
-	if r := rec.Restart; rec.State == registry.RoleRestarting && r != nil {
-		c.gate.Hold(r.Ranks, func(rank int) *bus.Error {
-			return c.withRank(rank, r.CallError(rank))
-		})
-		away = append(away, r.Ranks...)
-	}
-	c.gate.Release(away)
-}
-
 // stillLost is the losses whose rank has no new worker.
 func stillLost(rec registry.RoleRecord, lost []loss) []loss {
 	return slices.DeleteFunc(slices.Clone(lost), func(l loss) bool {
@@ -154,255 +70,138 @@ func stillLost(rec registry.RoleRecord, lost []loss) []loss {
 }
 
 // restartChanged makes the record be read: a restart has begun or ended elsewhere.
-func (c *Cluster) restartChanged() {
-	m := &c.recovery
-	m.mu.Lock()
-	m.changed = true
-	if !m.running {
-		m.running = c.rt.spawn(c.runRecovery)
-	}
-	m.mu.Unlock()
-	m.wake()
-}
-
-// recover returns when the lost ranks have new workers, or the role has ended: it restarts them, or waits for another
-// process to do so. Its error is why the role fails.
-func (c *Cluster) recover(lost []loss) *bus.Error {
-	begun, seen := time.Now(), restartSeen{}
-	first := driverGrace
-	if c.origin == created {
-		first = 0
-	}
-	for {
-		lost = append(lost, c.recovery.take()...)
-		rec, err := c.readRecord()
-		switch {
-		case c.isOver() || c.rt.ctx.Err() != nil:
-			return nil
-		case errors.Is(err, bus.ErrNotFound) || err == nil && rec.State == registry.RoleStopping:
-			c.endedElsewhere(c.errDestroyed(), nil)
-			return nil
-		case err != nil: // unreachable; retried
-		case rec.State == registry.RoleFailed:
-			c.endedElsewhere(rec.Failure(), rec.Failure())
-			return nil
-		default:
-			c.applyRecord(rec)
-			c.holdRestarting(rec, lost)
-			c.failRestarted(rec, &seen)
-			if rec.State == registry.RoleReady && len(stillLost(rec, lost)) == 0 {
-				c.liveness.expectAll()
-				return nil
-			}
-			if c.mayRestart(rec, &seen, begun.Add(first)) {
-				again, why := c.restart(rec, lost, &seen)
-				if why != nil || !again {
-					return why
-				}
-				continue
-			}
-		}
-		c.recovery.wait(c.rt.ctx, restartPoll/2+rand.N(restartPoll/2), c.driverTimeLeft(begun.Add(first)))
-	}
-}
+func (c *Cluster) restartChanged() { c.life.feed(life.Event{Kind: life.Changed}) }
 
 // driverTimeLeft is how long a live driver has left to start a restart; zero: no limit.
-func (c *Cluster) driverTimeLeft(at time.Time) time.Duration {
-	if c.origin != followed {
+func (m *recovery) driverTimeLeft() time.Duration {
+	if m.c.origin != followed {
 		return 0
 	}
-	return max(time.Until(at), 0)
-}
-
-// readRecord reads the record.
-func (c *Cluster) readRecord() (registry.RoleRecord, error) {
-	ctx, cancel := context.WithTimeout(c.rt.ctx, registryTimeout)
-	defer cancel()
-	reg, err := c.rt.registry(ctx)
-	if err != nil {
-		return registry.RoleRecord{}, err
-	}
-	rec, err := reg.Read(ctx, c.Name())
-	if err == nil && rec.Incarnation != c.to.Incarnation {
-		return rec, bus.ErrNotFound
-	}
-	return rec, err
-}
-
-// applyRecord applies the record: another process may have replaced workers or resized the role.
-func (c *Cluster) applyRecord(rec registry.RoleRecord) {
-	c.mu.Lock()
-	same := c.rec.Mesh == rec.Mesh
-	c.rec = rec
-	c.mu.Unlock()
-	c.liveness.resize(max(rec.World, len(rec.Placements)))
-	c.liveness.applyPlacements(rec.Placements)
-	if !same {
-		c.applyMesh(rec)
-	}
-}
-
-// endedElsewhere handles the end of the role by another process.
-func (c *Cluster) endedElsewhere(why, failed *bus.Error) {
-	c.endAs(why, failed)
-	c.failPending()
-	if c.origin == opened || c.origin == followed {
-		c.rt.spawn(c.releaseSoon)
-	}
-}
-
-// releaseSoon releases an ended role when its workers have reported their end, or after a timeout.
-func (c *Cluster) releaseSoon() {
-	defer c.release()
-	limit := time.NewTimer(closeTimeout)
-	defer limit.Stop()
-	for {
-		left, changedCh := c.liveness.notOver(c.Record().AllRanks())
-		if len(left) == 0 {
-			return
-		}
-		select {
-		case <-changedCh:
-		case <-limit.C:
-			return
-		case <-c.rt.ctx.Done():
-			return
-		}
-	}
-}
-
-// restartSeen is the last seen restart of another process, and when it was seen first.
-type restartSeen struct {
-	gen uint32
-	at  time.Time
-}
-
-// failRestarted fails the pending calls to workers that a restart replaces, once per restart.
-func (c *Cluster) failRestarted(rec registry.RoleRecord, seen *restartSeen) {
-	r := rec.Restart
-	if rec.State != registry.RoleRestarting || r == nil || r.Gen == seen.gen {
-		return
-	}
-	*seen = restartSeen{r.Gen, time.Now()}
-	c.holdSiblingCalls(r)
-	for _, rank := range r.Ranks {
-		c.rt.ep.Lost(c.to, rank, r.Gen-1, c.withRank(rank, r.CallError(rank)))
-	}
+	begun, _ := m.times()
+	return max(time.Until(begun.Add(driverGrace)), 0)
 }
 
 // mayRestart reports whether this process starts a restart now. A driver does at once; the head gives a live driver a
 // moment, and both take over a restart whose process is dead or too slow.
-func (c *Cluster) mayRestart(rec registry.RoleRecord, seen *restartSeen, notBefore time.Time) bool {
-	if c.origin != created && c.origin != followed || c.rt.currentLease() == nil || !rec.ReplacesWorkers() {
+func (m *recovery) mayRestart(rec registry.RoleRecord) bool {
+	if m.c.origin != created && m.c.origin != followed || m.c.rt.currentLease() == nil || !rec.ReplacesWorkers() {
 		return false
 	}
-	ctx, cancel := context.WithTimeout(c.rt.ctx, registryTimeout)
+	ctx, cancel := context.WithTimeout(m.c.rt.ctx, registryTimeout)
 	defer cancel()
-	reg, err := c.rt.registry(ctx)
+	reg, err := m.c.rt.registry(ctx)
 	if err != nil {
 		return false
 	}
-	if r := rec.Restart; rec.State == registry.RoleRestarting && r != nil && r.By != c.rt.ep.Session() {
-		slow := time.Since(seen.at) > r.Limit
-		return slow || !reg.DriverAlive(ctx, r.By) && c.rt.uptime.Remaining(rec.Lease) == 0
+	if r := rec.Restart; rec.State == registry.RoleRestarting && r != nil && r.By != m.c.rt.ep.Session() {
+		_, seen := m.times()
+		slow := time.Since(seen) > r.Limit
+		return slow || m.c.rt.judgeDriver(ctx, reg, registry.Owned{Driver: r.By, Lease: rec.Lease, Since: rec.Since}).Dead
 	}
-	return !time.Now().Before(notBefore) || c.origin == followed && !reg.DriverAlive(ctx, rec.Owner)
+	return m.c.origin == created || m.driverTimeLeft() == 0 || !reg.DriverAlive(ctx, rec.Owner)
 }
 
-// restart replaces the lost workers, or all. again: the record has changed and must be read again.
-func (c *Cluster) restart(rec registry.RoleRecord, lost []loss, seen *restartSeen) (again bool, _ *bus.Error) {
-	for _, l := range lost {
-		if l.evicted { // the other workers of its node exit at the same time
-			c.recovery.wait(c.rt.ctx, drainDelay, 0)
-			lost = append(lost, c.recovery.take()...)
-			break
-		}
+// restart replaces the lost workers, or all, and reports the result.
+func (m *recovery) restart() {
+	defer m.wake() // the record is read at once
+	rec, lost := m.c.Record(), m.c.life.lost()
+	if slices.ContainsFunc(lost, func(l loss) bool { return l.Evicted }) { // the other workers of its node exit at the same time
+		m.wait(m.c.rt.ctx, drainDelay, 0)
+		lost = m.c.life.lost()
 	}
-	lost = c.withExits(rec, stillLost(rec, lost))
-	first := loss{why: bus.Errorf(bus.CodeWorkerLost, "its restart was not completed")}
+	lost = m.withExits(rec, stillLost(rec, lost))
+	first := loss{Loss: life.Loss{Why: bus.Errorf(bus.CodeWorkerLost, "its restart was not completed")}}
 	if rec.Restart != nil && len(rec.Restart.Ranks) > 0 {
-		first.rank, first.why = rec.Restart.Ranks[0], bus.Errorf(bus.CodeWorkerLost, "%s", rec.Restart.Why)
+		first.rank, first.Why = rec.Restart.Ranks[0], bus.Errorf(bus.CodeWorkerLost, "%s", rec.Restart.Why)
 	}
 	if len(lost) > 0 {
 		first = lost[0]
 	}
+	giveUp := func(why *bus.Error, final bool) {
+		m.c.life.feed(life.Event{Kind: life.GaveUp, Rank: first.rank, Loss: life.Loss{Why: why}, Final: final})
+	}
 	fails := func(why error) *bus.Error {
-		e := bus.Errorf(bus.CodeWorkerLost, "%s; rank %d could not be restarted: %w", first.why.Message, first.rank, why)
-		e.Node, e.Stack, e.Details = first.why.Node, first.why.Stack, first.why.Details
+		e := bus.Errorf(bus.CodeWorkerLost, "%s; rank %d could not be restarted: %w", first.why().Message, first.rank, why)
+		e.Node, e.Stack, e.Details = first.why().Node, first.why().Stack, first.why().Details
 		return e
 	}
-	params, err := c.loadStartParams(c.rt.ctx, rec)
-	if bus.CodeOf(err) == bus.CodeRefused {
-		if c.ownerAlive(rec) {
-			return c.waitAndRetry(), nil // the owner restarts them, or its lease ends
-		}
-		return false, fails(err)
+	params, err := m.c.workforce.loadStartParams(m.c.rt.ctx, rec)
+	if bus.CodeOf(err) == bus.CodeRefused && !m.ownerAlive(rec) { // otherwise the owner restarts them, or its lease ends
+		giveUp(fails(err), true)
+		return
 	}
 	if err == nil {
-		err = c.beginRestart(rec, lost, first, params, seen)
+		err = m.beginRestart(rec, lost, first, params)
 	}
 	switch {
 	case errors.Is(err, errTooManyRestarts):
-		why := *first.why
+		why := *first.why()
 		why.Message = fmt.Sprintf("%s (after %d restarts, the maximum)", why.Message, params.Restarts)
-		return false, &why
+		giveUp(&why, true)
+		return
 	case err != nil: // the record has changed, or the write failed
-		return c.waitAndRetry(), nil
+		m.wait(m.c.rt.ctx, restartPoll/4, 0)
+		m.c.life.feed(life.Event{Kind: life.Deferred})
+		return
 	}
-	err = c.performRestart(params, lost)
+	err = m.performRestart(params, lost)
+	m.begin()
 	switch {
-	case err == nil || c.isOver() || c.rt.ctx.Err() != nil:
-		return false, nil
-	case errors.Is(err, errSuperseded) || c.recovery.waiting():
-		return true, nil
+	case err == nil:
+		m.applyOwn()
+	case errors.Is(err, errSuperseded) || m.c.rt.ctx.Err() != nil:
+		m.c.life.feed(life.Event{Kind: life.Deferred})
+	default:
+		giveUp(fails(err), false)
 	}
-	return false, fails(err)
+}
+
+// applyOwn applies the record that this process has written for a restart.
+func (m *recovery) applyOwn() {
+	read := lifeRecord(m.c.Record())
+	read.Own = true
+	m.c.life.feed(life.Event{Kind: life.Read, Record: read})
 }
 
 // withExits replaces guessed losses by the exits that agents know: a process that has just begun to monitor a role has
 // missed them.
-func (c *Cluster) withExits(rec registry.RoleRecord, lost []loss) []loss {
+func (m *recovery) withExits(rec registry.RoleRecord, lost []loss) []loss {
 	out := slices.Clone(lost)
 	for i, l := range out {
-		if !l.guessed || l.rank >= len(rec.Placements) {
+		if !l.Guessed || l.rank >= len(rec.Placements) {
 			continue
 		}
-		ctx, cancel := context.WithTimeout(c.rt.ctx, agentProbe)
-		all, _ := c.rt.agents().Workers(ctx, rec.Placements[l.rank].Node) // a silent agent knows no exit
+		ctx, cancel := context.WithTimeout(m.c.rt.ctx, agentProbe)
+		all, _ := m.c.rt.agents().Workers(ctx, rec.Placements[l.rank].Node) // a silent agent knows no exit
 		cancel()
 		id := rec.WorkerID(l.rank)
 		if at := slices.IndexFunc(all, func(s nodes.Status) bool { return s.ID == id }); at >= 0 && all[at].Exit != nil {
-			if told := lossOfExit(*all[at].Exit); told.failed {
-				out[i] = told
+			if kind, told := lossOfExit(*all[at].Exit); kind != life.Exited {
+				out[i].Loss = told
 			}
 		}
 	}
 	return out
 }
 
-func (c *Cluster) waitAndRetry() bool {
-	c.recovery.wait(c.rt.ctx, restartPoll/4, 0)
-	return true
-}
-
-func (c *Cluster) ownerAlive(rec registry.RoleRecord) bool {
-	ctx, cancel := context.WithTimeout(c.rt.ctx, registryTimeout)
+func (m *recovery) ownerAlive(rec registry.RoleRecord) bool {
+	ctx, cancel := context.WithTimeout(m.c.rt.ctx, registryTimeout)
 	defer cancel()
-	reg, err := c.rt.registry(ctx)
-	return err != nil || reg.DriverAlive(ctx, rec.Owner)
+	reg, err := m.c.rt.registry(ctx)
+	return err != nil || !m.c.rt.judgeDriver(ctx, reg, rec.Owned()).Dead
 }
 
 // beginRestart writes into the record that this process restarts the ranks. The first writer wins.
-func (c *Cluster) beginRestart(rec registry.RoleRecord, lost []loss, first loss, params *startParams, seen *restartSeen) error {
-	avoid := c.nodesToAvoid(rec, lost)
-	counts := slices.ContainsFunc(lost, func(l loss) bool { return !l.evicted })
+func (m *recovery) beginRestart(rec registry.RoleRecord, lost []loss, first loss, params *startParams) error {
+	avoid := m.nodesToAvoid(rec, lost)
+	counts := slices.ContainsFunc(lost, func(l loss) bool { return !l.Evicted })
 	before := uint32(0)
 	if rec.Restart != nil {
 		before = rec.Restart.Gen
 	}
-	ctx, cancel := context.WithTimeout(c.rt.ctx, 2*registryTimeout)
+	ctx, cancel := context.WithTimeout(m.c.rt.ctx, 2*registryTimeout)
 	defer cancel()
-	err := c.alter(ctx, func(r *registry.RoleRecord) error {
+	err := m.c.record.alter(ctx, func(r *registry.RoleRecord) error {
 		ranks, n := ranksOf(stillLost(*r, lost)), 0
 		if r.Policy == RestartRole && len(ranks) > 0 {
 			ranks = r.AllRanks()
@@ -432,31 +231,31 @@ func (c *Cluster) beginRestart(rec registry.RoleRecord, lost []loss, first loss,
 		pause := params.restartProcess().pause(n)
 		r.State, r.Since = registry.RoleRestarting, time.Now().UTC()
 		r.Restart = &registry.Restart{
-			Ranks: ranks, Gen: r.Generations, N: n, Of: params.Restarts, Why: first.why.Message, Avoid: avoid, By: c.rt.ep.Session(),
+			Ranks: ranks, Gen: r.Generations, N: n, Of: params.Restarts, Why: first.why().Message, Avoid: avoid, By: m.c.rt.ep.Session(),
 			Limit: pause + params.StartTimeout + restartMargin,
 		}
 		return nil
 	})
 	if err == nil {
-		*seen = restartSeen{c.Record().Restart.Gen, time.Now()}
+		m.saw(m.c.Record())
 	}
 	return err
 }
 
 // nodesToAvoid is the nodes on which lost workers cannot be started again: those they were evicted from, and those that
 // placement counts as lost.
-func (c *Cluster) nodesToAvoid(rec registry.RoleRecord, lost []loss) []string {
+func (m *recovery) nodesToAvoid(rec registry.RoleRecord, lost []loss) []string {
 	var out []string
 	for _, l := range lost {
-		if l.evicted {
+		if l.Evicted {
 			out = union(out, []string{rec.Placements[l.rank].Node})
 		}
 	}
-	client, err := c.rt.placement()
+	client, err := m.c.rt.placement()
 	if err != nil {
 		return out
 	}
-	ctx, cancel := context.WithTimeout(c.rt.ctx, registryTimeout)
+	ctx, cancel := context.WithTimeout(m.c.rt.ctx, registryTimeout)
 	defer cancel()
 	all, err := client.Nodes(ctx)
 	if err != nil {
@@ -477,92 +276,72 @@ func nodeIsLost(all []placement.NodeStatus, node string) bool {
 }
 
 // performRestart performs the restart in the record.
-func (c *Cluster) performRestart(params *startParams, lost []loss) (err error) {
-	rec := c.Record()
+func (m *recovery) performRestart(params *startParams, lost []loss) (err error) {
+	rec := m.c.Record()
 	r := rec.Restart
-	end := c.recordRestart(r)
+	end := m.recordRestart(r)
 	defer func() { end(err) }()
-	for _, rank := range r.Ranks {
-		c.liveness.expect(rank, rec.Placements[rank].Gen) // later messages of the old workers are of another generation
-	}
-	c.holdRestarting(rec, nil)
-	c.announceRestart(r, stateRestarting)
+	m.applyOwn() // later messages of the old workers are of another generation
+	m.announce(r.Ranks, r.Gen, stateRestarting)
 	then := "the rank is " + r.Outcome()
 	if rec.Policy == RestartRole {
 		then = "the role is " + r.Outcome()
 	}
 	for _, l := range lost {
-		c.reportFailure(l, then)
+		m.reportFailure(l, then)
 	}
-	c.emit(eventRestart, nil, "", fmt.Sprintf("ranks %v, %s: %s", r.Ranks, r.Progress(), r.Why))
-	c.holdSiblingCalls(r)
-	if rec.Policy == RestartRole {
-		c.failOthers(r)
-	}
+	m.c.output.emit(eventRestart, nil, "", fmt.Sprintf("ranks %v, %s: %s", r.Ranks, r.Progress(), r.Why))
 	if r.N > 0 {
 		select {
-		case <-c.rt.ctx.Done():
+		case <-m.c.rt.ctx.Done():
 			return nil
 		case <-time.After(params.restartProcess().pause(r.N)):
 		}
 	}
-	ctx, cancel := context.WithTimeout(c.rt.ctx, params.StartTimeout)
+	ctx, cancel := context.WithTimeout(m.c.rt.ctx, params.StartTimeout)
 	defer cancel()
-	err = c.replace(ctx, params)
+	err = m.replace(ctx, params)
 	if err == nil {
-		err = c.finishRestart(ctx, r.Gen)
+		err = m.finishRestart(ctx, r.Gen)
 	}
 	if err == nil {
-		c.announceRestart(r, stateRestarted)
-		c.emit(eventRole, nil, "", fmt.Sprintf("ranks %v run again, %s", r.Ranks, r.Outcome()))
-		c.holdRestarting(c.Record(), nil)
-	} else if rec, lookErr := c.readRecord(); lookErr == nil && (rec.Restart == nil || rec.Restart.Gen != r.Gen) {
+		m.announce(r.Ranks, r.Gen, stateRestarted)
+		m.c.output.emit(eventRole, nil, "", fmt.Sprintf("ranks %v run again, %s", r.Ranks, r.Outcome()))
+	} else if rec, lookErr := m.c.record.readRecord(); errors.Is(lookErr, bus.ErrNotFound) || lookErr == nil && (rec.Restart == nil || rec.Restart.Gen != r.Gen) {
 		err = errSuperseded
 	}
 	return err
 }
 
-// failOthers fails all calls of a role that is restarted because of one rank.
-func (c *Cluster) failOthers(r *registry.Restart) {
-	because := bus.Errorf(bus.CodeWorkerLost, "the role is restarted: %s", r.Why)
-	for rank := range c.WorldSize() {
-		c.rt.ep.Lost(c.to, rank, r.Gen-1, because)
-	}
-}
-
 // replace kills the old processes of the ranks and starts new ones, on the same nodes or on others.
-func (c *Cluster) replace(ctx context.Context, params *startParams) error {
-	if err := c.makeProgram(ctx); err != nil {
+func (m *recovery) replace(ctx context.Context, params *startParams) error {
+	if err := m.c.workforce.makeProgram(ctx); err != nil {
 		return err
 	}
-	if err := c.killReplaced(ctx); err != nil {
+	if err := m.c.workforce.killReplaced(ctx); err != nil {
 		return err
 	}
-	if err := c.move(ctx, params); err != nil {
+	if err := m.move(ctx, params); err != nil {
 		return err
 	}
-	rec := c.Record()
+	rec := m.c.Record()
 	ranks := rec.Restart.Ranks
-	if err := c.launch(ctx, ranks, rec); err != nil {
+	if err := m.c.workforce.launch(ctx, ranks, rec); err != nil {
 		return err
 	}
-	if err := c.awaitReady(ctx, ranks); err != nil {
+	if err := m.c.workforce.awaitReady(ctx, ranks); err != nil {
 		return err
 	}
-	if err := c.barrier(ctx, ranks); err != nil {
+	if err := m.c.starter.barrier(ctx, ranks); err != nil {
 		return err
 	}
-	if err := c.replay(ctx, ranks); err != nil {
-		return err
-	}
-	c.liveness.expectAll()
-	return nil
+	return m.c.replayer.replay(ctx, ranks)
 }
 
 // finishRestart makes the role ready again, and releases reservations that no rank uses.
-func (c *Cluster) finishRestart(ctx context.Context, gen uint32) error {
+func (m *recovery) finishRestart(ctx context.Context, gen uint32) error {
 	var unused []registry.ReservationRef
-	err := c.alter(ctx, func(r *registry.RoleRecord) error {
+	err := m.c.record.alter(ctx, func(r *registry.RoleRecord) error {
 		if r.State != registry.RoleRestarting || r.Restart == nil || r.Restart.Gen != gen {
 			return errSuperseded
 		}
@@ -573,29 +352,29 @@ func (c *Cluster) finishRestart(ctx context.Context, gen uint32) error {
 	if err != nil || len(unused) == 0 {
 		return err
 	}
-	client, err := c.rt.placement()
+	client, err := m.c.rt.placement()
 	if err == nil {
 		err = release(ctx, client, unused)
 	}
 	if err != nil { // the id belongs to the role: destroying the role releases it
-		c.rt.log.Warn("roles: releasing an unused reservation failed; it is released with the role", "role", c.Name(), "error", err)
+		m.c.rt.log.Warn("roles: releasing an unused reservation failed; it is released with the role", "role", m.c.Name(), "error", err)
 	}
 	return nil
 }
 
-// announceRestart tells other clusters of the role that its record has changed. A lost message is compensated by their periodic
-// reading.
-func (c *Cluster) announceRestart(r *registry.Restart, state actors.State) {
-	beats := make([]actors.Heartbeat, len(r.Ranks))
-	for i, rank := range r.Ranks {
-		beats[i] = actors.Heartbeat{Rank: rank, Gen: r.Gen, State: state}
+// announce tells other clusters of the role that its record has changed. A lost message is compensated by their periodic
+// reading, and by the heartbeats of ranks that they do not know.
+func (m *recovery) announce(ranks []int, gen uint32, state actors.State) {
+	beats := make([]actors.Heartbeat, len(ranks))
+	for i, rank := range ranks {
+		beats[i] = actors.Heartbeat{Rank: rank, Gen: gen, State: state}
 	}
 	body, err := wire.Marshal(beats)
 	if err == nil {
-		err = c.rt.ep.Send(c.to.Life(), &wire.Frame{Kind: wire.KindBeat, Header: wire.Header{Session: c.rt.ep.Session()}, Body: body})
+		err = m.c.rt.ep.Send(m.c.to.Life(), &wire.Frame{Kind: wire.KindBeat, Header: wire.Header{Session: m.c.rt.ep.Session()}, Body: body})
 	}
 	if err != nil {
-		c.rt.log.Debug("roles: announcing a restart failed", "role", c.Name(), "error", err)
+		m.c.rt.log.Debug("roles: announcing a change of the record failed", "role", m.c.Name(), "error", err)
 	}
 }
 

@@ -9,25 +9,30 @@ import (
 	"os/user"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/calls"
 	"troupe/bus/kv"
+	"troupe/bus/recorder/otlp"
+	"troupe/bus/values"
 	"troupe/bus/wire"
 	"troupe/dispatch"
 	"troupe/nodes"
+	"troupe/nodes/evidence"
 	"troupe/roles/display"
 	"troupe/roles/registry"
 )
 
 const (
 	defaultNamespace = "default"
-	defaultLostAfter = 6 * time.Second
-	minLostAfter     = 2 * time.Second  // workers beat once a second
+	minLostAfter     = 2 * evidence.WorkerBeat
 	closeTimeout     = 10 * time.Second // timeout of closing
+	undoTimeout      = time.Second      // how long the caller of a start that took too long waits for the end of its workers
 	registryTimeout  = 3 * time.Second  // timeout of one registry operation
 )
 
@@ -50,6 +55,8 @@ type Config struct {
 	Lease time.Duration
 	// LostAfter is how long a worker may be silent before it counts as lost. Zero: 6 s. The minimum is 2 s.
 	LostAfter time.Duration
+	// CLI is how the troupe command reaches the head of this driver, for the remedies that errors name. Zero: by itself.
+	CLI CommandLine
 	// Private says that the server, or its head, ends with this driver: detached roles are refused. A server embedded
 	// in this process is always private.
 	Private bool
@@ -64,6 +71,14 @@ type Config struct {
 	Logger *slog.Logger
 }
 
+// CommandLine is what a shell needs to run the troupe command for a head: variables before it and flags after it.
+type CommandLine struct{ Env, Flags string }
+
+// command is a troupe command for the head.
+func (l CommandLine) command(words ...string) string {
+	return strings.TrimSpace(l.Env + " troupe " + strings.Join(words, " ") + " " + l.Flags)
+}
+
 func (c Config) withDefaults() Config {
 	if c.Namespace == "" {
 		c.Namespace = defaultNamespace
@@ -72,10 +87,10 @@ func (c Config) withDefaults() Config {
 		c.Name = driverName()
 	}
 	if c.Lease == 0 {
-		c.Lease = registry.DefaultLease
+		c.Lease = evidence.DriverLease
 	}
 	if c.LostAfter == 0 {
-		c.LostAfter = defaultLostAfter
+		c.LostAfter = evidence.WorkerSilence
 	}
 	return c
 }
@@ -107,7 +122,7 @@ type Runtime struct {
 	cfg     Config
 	bus     *bus.Bus
 	ownsBus bool
-	ep      *bus.Endpoint
+	ep      *calls.Endpoint
 	log     *slog.Logger
 	worker  *nodes.WorkerID // the worker of this process; nil: a driver, or goroutines that are workers
 	driver  string          // in workers, the session of the run's driver; empty: this is the driver, or unknown
@@ -132,12 +147,16 @@ type Runtime struct {
 	regMu sync.Mutex // held while the registry is opened
 	reg   *registry.Registry
 
+	claimCh   chan struct{} // holds one: something may have to be claimed again
+	unclaimed atomic.Bool   // what this process holds has not been claimed since the connection or the lease was lost
+
 	monitorMu sync.Mutex // held while a monitor of a role is made: each role has one
 
 	killing atomic.Bool // Kill has been called: roles are killed instead of stopped
 
 	mu       sync.Mutex // guards what follows
 	lease    *kv.Lease  // nil in workers
+	holds    map[string]registry.DriverReservation
 	clusters map[*Cluster]struct{}
 	opened   map[bus.Address]*Cluster // clusters that were opened from handles
 	sink     *outputSink              // nil: nothing was shown so far
@@ -151,6 +170,7 @@ func Open(ctx context.Context, cfg Config) (*Runtime, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
+	otlp.Begin()
 	rt := newRuntime(cfg, cfg.Bus)
 	if err := rt.open(ctx); err != nil {
 		_ = rt.Close(ctx) // closes what was opened so far
@@ -161,7 +181,7 @@ func Open(ctx context.Context, cfg Config) (*Runtime, error) {
 
 func newRuntime(cfg Config, b *bus.Bus) *Runtime {
 	rt := &Runtime{
-		cfg: cfg, bus: b, clusters: map[*Cluster]struct{}{}, opened: map[bus.Address]*Cluster{}, closedCh: make(chan struct{}),
+		cfg: cfg, bus: b, claimCh: make(chan struct{}, 1), holds: map[string]registry.DriverReservation{}, clusters: map[*Cluster]struct{}{}, opened: map[bus.Address]*Cluster{}, closedCh: make(chan struct{}),
 	}
 	rt.ctx, rt.cancel = context.WithCancel(context.Background())
 	rt.createCtx, rt.cancelCreate = context.WithCancel(rt.ctx)
@@ -178,7 +198,7 @@ func (rt *Runtime) open(ctx context.Context) (err error) {
 	if rt.log = rt.cfg.Logger; rt.log == nil {
 		rt.log = rt.bus.Logger()
 	}
-	if rt.ep, err = rt.bus.Endpoint(rt.cfg.Namespace); err != nil {
+	if rt.ep, err = calls.Open(rt.bus, rt.cfg.Namespace); err != nil {
 		return err
 	}
 	if err := rt.acquireLease(ctx); err != nil {
@@ -190,8 +210,9 @@ func (rt *Runtime) open(ctx context.Context) (err error) {
 		rt.local.classFunc = rt.cfg.ClassFunc
 	}
 	rt.spawn(rt.maintainLease)
+	rt.spawn(rt.runClaims)
 	rt.startOrphanReaper()
-	if rt.ownsBus && rt.bus.Private() { // otherwise a head does it
+	if rt.ownsBus && rt.bus.Embedded() { // otherwise a head does it
 		rt.spawn(func() { _ = registry.Maintain(rt.ctx, rt.bus) }) // the registry is open; later errors are logged
 	}
 	return nil
@@ -244,7 +265,7 @@ func (rt *Runtime) Bus() *bus.Bus { return rt.bus }
 func (rt *Runtime) Session() string { return rt.ep.Session() }
 
 // References are the values of this process to which others may refer, and its references to theirs.
-func (rt *Runtime) References() *bus.References { return rt.ep.References() }
+func (rt *Runtime) References() *values.References { return rt.ep.References() }
 
 // Roles lists the roles of the namespace.
 func (rt *Runtime) Roles(ctx context.Context) ([]registry.RoleRecord, error) {
@@ -258,6 +279,8 @@ func (rt *Runtime) Roles(ctx context.Context) ([]registry.RoleRecord, error) {
 // Create starts a role: it claims the name, starts the workers, and returns when every worker has answered a probe on
 // every subject. If one worker fails to start, all are stopped, and the error is that worker's.
 func (rt *Runtime) Create(ctx context.Context, spec Spec) (*Cluster, error) {
+	ctx, cancel := context.WithTimeout(ctx, spec.withDefaults().StartTimeout)
+	defer cancel()
 	p, err := rt.prepare(ctx, spec)
 	if err != nil {
 		return nil, err
@@ -267,7 +290,7 @@ func (rt *Runtime) Create(ctx context.Context, spec Spec) (*Cluster, error) {
 		return nil, err
 	}
 	defer done()
-	if err := rt.claimNew(ctx, p.rec); err != nil {
+	if err := rt.claimNew(ctx, p); err != nil {
 		return nil, err
 	}
 	return rt.start(ctx, p.rec, p.spec, p.config)
@@ -285,12 +308,12 @@ func (rt *Runtime) Begin(ctx context.Context, spec Spec) (*Cluster, error) {
 		return nil, err
 	}
 	var c *Cluster
-	if err = rt.claimNew(ctx, p.rec); err == nil {
+	if err = rt.claimNew(ctx, p); err == nil {
 		c, err = rt.newCluster(p.rec, created, p.spec)
 	}
 	if err == nil {
-		c.holdStart()
-		if !rt.spawn(func() { defer done(); c.startInBackground(ctx, p.config) }) {
+		c.starter.holdStart()
+		if !rt.spawn(func() { defer done(); c.starter.startInBackground(ctx, p.config) }) {
 			err = bus.Errorf(bus.CodeClosed, "the runtime is closed")
 		}
 	}
@@ -338,17 +361,19 @@ func (rt *Runtime) prepare(ctx context.Context, spec Spec) (p preparedRole, err 
 	if spec.EndsWithRun && rt.driver != "" {
 		p.rec.Owner = rt.driver
 	}
-	p.rec.Process = spec.Process != nil
+	if p.spec.Process != nil {
+		p.rec.Process, p.rec.Policy = true, p.spec.Process.Policy
+	}
 	return p, nil
 }
 
 // claimNew claims the name of a new role.
-func (rt *Runtime) claimNew(ctx context.Context, rec registry.RoleRecord) error {
-	if err := rt.claim(ctx, rec); err != nil {
-		rt.unclaim(ctx, rec, err)
+func (rt *Runtime) claimNew(ctx context.Context, p preparedRole) error {
+	if err := rt.claim(ctx, p.rec, p.spec.Replace); err != nil {
+		rt.unclaim(ctx, p.rec, err)
 		return err
 	}
-	rt.createdRoles.add(rec)
+	rt.createdRoles.add(p.rec)
 	return nil
 }
 
@@ -378,9 +403,9 @@ func (rt *Runtime) beginCreate(ctx context.Context, spec Spec) (_ context.Contex
 	return ctx, func() { unhook(); cancel(); rt.creating.Done() }, nil
 }
 
-// claim writes the record of a new role. A taken name is a TakenError; the name of a dead driver's role is taken over
-// after that role has been destroyed.
-func (rt *Runtime) claim(ctx context.Context, rec registry.RoleRecord) error {
+// claim writes the record of a new role. A taken name is a TakenError; with replace, or if the driver of the role that
+// has the name is dead, that role is destroyed and its name taken over.
+func (rt *Runtime) claim(ctx context.Context, rec registry.RoleRecord, replace bool) error {
 	reg, err := rt.registry(ctx)
 	if err != nil {
 		return err
@@ -396,15 +421,34 @@ func (rt *Runtime) claim(ctx context.Context, rec registry.RoleRecord) error {
 		if err != nil {
 			return err
 		}
-		if held.Detached || reg.DriverAlive(ctx, held.Owner) {
-			return &registry.TakenError{Record: held}
+		if replace {
+			rt.log.Info("roles: replacing a role", "role", rec.Name, "driver", held.By, "since", held.Since)
+			if err := rt.endRole(ctx, held); err != nil {
+				return bus.Errorf(bus.CodeOf(err), "replace role %s of %s: %w", rec.Name, held.By, err)
+			}
+			continue
 		}
-		rt.log.Warn("roles: the driver that owns the name seems to be dead; checking", "role", rec.Name, "driver", held.By)
-		if !reg.DriverProvedDead(ctx, held.Owner) && rt.uptime.Await(ctx, held.Lease) != nil || reg.DriverAlive(ctx, held.Owner) {
-			return &registry.TakenError{Record: held}
+		remove := rt.cfg.CLI.command("destroy", held.Name, "--namespace", held.Namespace)
+		taken := &registry.TakenError{Record: held, Remove: remove}
+		if held.Detached || !rt.awaitDeath(ctx, reg, held) {
+			return taken
 		}
 		if err := rt.endRole(ctx, held); err != nil {
 			return err
+		}
+	}
+}
+
+// awaitDeath returns when the driver of a role is known to be dead; false: it lives, or that is unknown when ctx ends.
+func (rt *Runtime) awaitDeath(ctx context.Context, reg registry.Registry, held registry.RoleRecord) bool {
+	for {
+		v := rt.judgeDriver(ctx, reg, held.Owned())
+		if v.Wait == 0 {
+			return v.Dead
+		}
+		rt.log.Warn("roles: the driver that owns the name seems to be dead; checking", "role", held.Name, "driver", held.By)
+		if bus.Sleep(ctx, min(v.Wait, reapAgain)) != nil {
+			return false
 		}
 	}
 }
@@ -431,16 +475,11 @@ func (rt *Runtime) start(ctx context.Context, rec registry.RoleRecord, spec Spec
 	if err != nil {
 		return nil, err
 	}
-	err = c.start(ctx, config)
+	err = c.starter.start(ctx, config)
 	if err == nil {
 		return c, nil
 	}
-	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
-	defer cancel()
-	if downErr := c.destroy(last, 0, stopInOrder); downErr != nil {
-		err = errors.Join(err, downErr)
-	}
-	return nil, err
+	return nil, errors.Join(err, c.starter.undoStart(ctx))
 }
 
 // classOf is the role's class; of worker processes only its name is known before rank 0 has answered.
@@ -501,13 +540,12 @@ func (rt *Runtime) Attach(ctx context.Context, name string) (*Cluster, error) {
 		return nil, err
 	}
 	if err := flushSubscriptions(ctx, rt.bus); err != nil { // from here on no message of a worker is missed
-		c.release()
+		c.ender.release()
 		return nil, err
 	}
 	switch rec.State {
 	case registry.RoleRestarting:
-		c.holdRestarting(rec, nil)
-		c.restartChanged()
+		c.performer.applyRecord(rec)
 	case registry.RoleFailed:
 		c.end(rec.Failure())
 	case registry.RoleStopping:
@@ -518,10 +556,17 @@ func (rt *Runtime) Attach(ctx context.Context, name string) (*Cluster, error) {
 
 // newCluster makes a cluster and starts to monitor its role.
 func (rt *Runtime) newCluster(rec registry.RoleRecord, tie origin, spec Spec) (*Cluster, error) {
-	c := &Cluster{rt: rt, origin: tie, spec: spec, to: rec.Address(), destroyCh: make(chan struct{}, 1), rec: rec}
+	c := &Cluster{rt: rt, origin: tie, spec: spec, to: rec.Address()}
+	c.performer, c.starter.c, c.workforce.c, c.sizer.c, c.replayer.c, c.output.c = performer{c}, c, c, c, c, c
+	c.record.rt, c.record.to, c.record.rec, c.record.claims = rt, c.to, rec, c.claims
+	c.recovery.c, c.recovery.wakeCh = c, make(chan struct{}, 1)
+	c.ender = ender{c: c, destroyCh: make(chan struct{}, 1)}
+	cfg := lifeRecord(rec).Config
+	cfg.Part = tie
+	c.life = newLifecycle(cfg, &c.performer)
 	c.liveness = newLiveness(c)
-	c.gate.SentFunc = c.liveness.repeat
-	c.applyMesh(rec)
+	c.gate.SentFunc = c.life.repeat
+	c.sizer.applyMesh(rec)
 	if err := c.liveness.subscribe(); err != nil {
 		return nil, err
 	}
@@ -625,7 +670,7 @@ func (rt *Runtime) closeClusters(ctx context.Context) error {
 	errs := make([]error, len(all))
 	var group sync.WaitGroup
 	for i, c := range all {
-		group.Go(bus.Guard(func() { errs[i] = c.closeWithRuntime(ctx) }))
+		group.Go(bus.Guard(func() { errs[i] = c.ender.closeWithRuntime(ctx) }))
 	}
 	group.Wait()
 	return errors.Join(errs...)
@@ -688,6 +733,7 @@ func (rt *Runtime) closeBelow(ctx context.Context) error {
 	}
 	if rt.ep != nil {
 		rt.ep.Close()
+		otlp.FlushProcess()
 	}
 	if rt.ownsBus {
 		errs = append(errs, rt.bus.Close())

@@ -31,6 +31,9 @@ type Spec struct {
 	// Detached roles outlive their driver until they are destroyed. It is refused where the workers would end with the
 	// driver: goroutines without a Config.Local, and a private head. Zero: the role ends with the driver's lease.
 	Detached bool
+	// Replace destroys a role of this name in the namespace first, whichever driver owns it; its running calls have half a
+	// second. Zero: a taken name is a TakenError.
+	Replace bool
 	// EndsWithRun makes a role that a worker creates end with the run's driver. Zero: it ends with the worker.
 	EndsWithRun bool
 	// OwnConnections gives each worker a connection of its own. Zero: the workers of one process share one, which is
@@ -44,7 +47,8 @@ type Spec struct {
 	Process *Process
 	// OnFailure is called for each failed worker, from a goroutine of its own.
 	OnFailure func(Failure)
-	// StartTimeout bounds the start, from the first constructor to the barrier. Zero: one minute.
+	// StartTimeout bounds the start, from the claim of the name to the barrier, with the wait for devices. Worker
+	// processes that have not started then are killed. Zero: one minute.
 	StartTimeout time.Duration
 	// StopGrace is how long running calls may continue when the role is destroyed. Zero: ten seconds.
 	StopGrace time.Duration

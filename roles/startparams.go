@@ -44,28 +44,35 @@ func (r *startParams) restartProcess() *Process {
 
 // storeStartParams stores the start parameters, here and, if the role's policy restarts workers, in the registry. If they are
 // too large for the registry only the driver can restart workers, which the record says.
-func (c *Cluster) storeStartParams(ctx context.Context, config wire.Raw) error {
-	p, rec := c.spec.Process, c.Record()
-	c.mu.Lock()
-	c.startParams = &startParams{
-		Incarnation: rec.Incarnation, Program: c.program, RankEnv: p.RankEnv, LateRendezvous: p.LateRendezvous, Config: config, QueueLimit: c.spec.QueueLimit,
-		Private: c.rt.cfg.Private || c.rt.bus.Embedded(), PanicFails: c.spec.PanicFails, Needs: p.Needs, Over: p.Over, PlaceTimeout: p.PlaceTimeout, StartTimeout: c.spec.StartTimeout,
+func (w *workforce) storeStartParams(ctx context.Context, config wire.Raw) error {
+	p, rec := w.c.spec.Process, w.c.Record()
+	w.mu.Lock()
+	w.startParams = &startParams{
+		Incarnation: rec.Incarnation, Program: w.program, RankEnv: p.RankEnv, LateRendezvous: p.LateRendezvous, Config: config, QueueLimit: w.c.spec.QueueLimit,
+		Private: w.c.rt.cfg.Private || w.c.rt.bus.Embedded(), PanicFails: w.c.spec.PanicFails, Needs: p.Needs, Over: p.Over, PlaceTimeout: p.PlaceTimeout, StartTimeout: w.c.spec.StartTimeout,
 		Restarts: p.Restarts, Backoff: p.Backoff, MaxBackoff: p.MaxBackoff,
 	}
-	r := c.startParams
-	c.mu.Unlock()
-	if !rec.ReplacesWorkers() {
+	w.mu.Unlock()
+	return w.putStartParams(ctx)
+}
+
+// putStartParams stores the start parameters of a role whose policy restarts workers in the registry.
+func (w *workforce) putStartParams(ctx context.Context) error {
+	w.mu.Lock()
+	r, rec := w.startParams, w.c.Record()
+	w.mu.Unlock()
+	if r == nil || !rec.ReplacesWorkers() || rec.DriverOnly != "" {
 		return nil
 	}
 	value, err := wire.Marshal(r)
 	if err != nil {
-		return bus.Errorf(bus.CodeInternal, "role %s: encode the start parameters of its workers: %w", c.Name(), err)
+		return bus.Errorf(bus.CodeInternal, "role %s: encode the start parameters of its workers: %w", w.c.Name(), err)
 	}
 	if len(value) > registry.MaxValue {
 		why := fmt.Sprintf("the start parameters of its workers have %d KiB, and the registry takes %d KiB; reduce its configuration or environment", len(value)>>10, registry.MaxValue>>10)
-		return c.edit(ctx, func(r *registry.RoleRecord) { r.DriverOnly = why })
+		return w.c.record.edit(ctx, func(r *registry.RoleRecord) { r.DriverOnly = why })
 	}
-	reg, err := c.rt.registry(ctx)
+	reg, err := w.c.rt.registry(ctx)
 	if err != nil {
 		return err
 	}
@@ -73,17 +80,17 @@ func (c *Cluster) storeStartParams(ctx context.Context, config wire.Raw) error {
 }
 
 // loadStartParams is the start parameters; those of a role created elsewhere are read from the registry.
-func (c *Cluster) loadStartParams(ctx context.Context, rec registry.RoleRecord) (*startParams, error) {
-	c.mu.Lock()
-	r := c.startParams
-	c.mu.Unlock()
+func (w *workforce) loadStartParams(ctx context.Context, rec registry.RoleRecord) (*startParams, error) {
+	w.mu.Lock()
+	r := w.startParams
+	w.mu.Unlock()
 	if r != nil {
 		return r, nil
 	}
 	if rec.DriverOnly != "" {
 		return nil, bus.Errorf(bus.CodeRefused, "only its driver can restart it: %s", rec.DriverOnly)
 	}
-	reg, err := c.rt.registry(ctx)
+	reg, err := w.c.rt.registry(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -98,8 +105,8 @@ func (c *Cluster) loadStartParams(ctx context.Context, rec registry.RoleRecord) 
 	if err := wire.Unmarshal(value, r); err != nil || r.Incarnation != rec.Incarnation {
 		return nil, bus.Errorf(bus.CodeRefused, "only its driver can restart it: the start parameters of its workers in the registry are malformed (%v)", err)
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.startParams, c.program = r, r.Program
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.startParams, w.program = r, r.Program
 	return r, nil
 }

@@ -11,6 +11,7 @@ import (
 
 	"troupe/actors/timeline"
 	"troupe/bus"
+	"troupe/bus/calls"
 	"troupe/bus/recorder"
 	"troupe/bus/stream"
 	"troupe/roles/registry"
@@ -23,6 +24,8 @@ const (
 	timelineMost   = 4 << 20   // bytes of one
 	timelineEvents = 50_000    // events of one
 	timelineUnzip  = 256 << 20 // bytes of one that is read back
+
+	timelineLast = 24 * time.Hour // how far back a recorder is asked to go
 
 	failureLast = 30 * time.Second       // how far back the timeline of a failure goes
 	failureWait = 250 * time.Millisecond // wait for the workers of a failing role, for their clocks and then for their records
@@ -54,10 +57,25 @@ func Timeline(ctx context.Context, b *bus.Bus, q TimelineQuery) (*timeline.Timel
 		}
 		cfg.Roles = append(cfg.Roles, timelineRole(rec))
 	}
-	if cfg.Endpoint, err = b.Endpoint(q.Namespace); err != nil {
+	if cfg.Endpoint, err = calls.Open(b, q.Namespace); err != nil {
 		return nil, err
 	}
 	defer cfg.Endpoint.Close()
+	return timeline.Collect(ctx, cfg)
+}
+
+// Timeline merges the flight recorders of all roles of the namespace whose workers run, as far back as they go.
+func (rt *Runtime) Timeline(ctx context.Context) (*timeline.Timeline, error) {
+	all, err := rt.Roles(ctx)
+	if err != nil {
+		return nil, err
+	}
+	cfg := timeline.Config{Endpoint: rt.ep, Last: timelineLast}
+	for _, rec := range all {
+		if rec.State == registry.RoleReady {
+			cfg.Roles = append(cfg.Roles, timelineRole(rec))
+		}
+	}
 	return timeline.Collect(ctx, cfg)
 }
 
@@ -109,42 +127,42 @@ func FailureTimeline(ctx context.Context, b *bus.Bus, namespace, role string) (*
 
 // storeFailureTimeline stores what the remaining workers of a failing role have recorded. It takes at most a fraction of a second
 // and must end before the workers are stopped.
-func (c *Cluster) storeFailureTimeline(ctx context.Context, why error) {
+func (e *ender) storeFailureTimeline(ctx context.Context, why error) {
 	if !recorder.On() {
 		return
 	}
-	role := timelineRole(c.Record())
-	left, _ := c.liveness.notOver(c.Record().AllRanks())
+	role := timelineRole(e.c.Record())
+	left, _ := e.c.life.notOver(e.c.Record().AllRanks())
 	role.Ranks = append([]int{}, left...) // not nil, which means all
 	t, err := timeline.Collect(ctx, timeline.Config{
-		Endpoint: c.rt.ep, Roles: []timeline.Role{role}, Last: failureLast, Wait: failureWait, RoundTrips: 1, MaxBytes: timelineMost,
+		Endpoint: e.c.rt.ep, Roles: []timeline.Role{role}, Last: failureLast, Wait: failureWait, RoundTrips: 1, MaxBytes: timelineMost,
 	})
 	if err != nil {
-		c.rt.log.Debug("roles: the timeline of a failure is not collected", "role", c.Name(), "error", err)
+		e.c.rt.log.Debug("roles: the timeline of a failure is not collected", "role", e.c.Name(), "error", err)
 		return
 	}
 	t.Failure = why.Error()
-	for _, rank := range c.Record().AllRanks() {
+	for _, rank := range e.c.Record().AllRanks() {
 		if !slices.Contains(left, rank) {
-			t.Silent = append(t.Silent, timeline.Silent{Role: c.Name(), Rank: rank, Error: c.liveness.lossOf(rank).Error()})
+			t.Silent = append(t.Silent, timeline.Silent{Role: e.c.Name(), Rank: rank, Error: e.c.life.lossOf(rank).Error()})
 		}
 	}
-	c.rt.spawn(func() { c.writeTimeline(t) }) // the workers may stop meanwhile
+	e.c.rt.spawn(func() { e.writeTimeline(t) }) // the workers may stop meanwhile
 }
 
-func (c *Cluster) writeTimeline(t *timeline.Timeline) {
-	ctx, cancel := context.WithTimeout(c.rt.ctx, closeTimeout)
+func (e *ender) writeTimeline(t *timeline.Timeline) {
+	ctx, cancel := context.WithTimeout(e.c.rt.ctx, closeTimeout)
 	defer cancel()
 	data, err := zipTimeline(t)
 	var store *stream.ObjectStore
 	if err == nil {
-		store, err = openTimelines(ctx, c.rt.bus)
+		store, err = openTimelines(ctx, e.c.rt.bus)
 	}
 	if err == nil {
-		err = store.Put(ctx, timelineName(c.to.Namespace, c.to.Role), data)
+		err = store.Put(ctx, timelineName(e.c.to.Namespace, e.c.to.Role), data)
 	}
 	if err != nil {
-		c.rt.log.Debug("roles: the timeline of a failure is not stored", "role", c.Name(), "error", err)
+		e.c.rt.log.Debug("roles: the timeline of a failure is not stored", "role", e.c.Name(), "error", err)
 	}
 }
 
@@ -167,7 +185,7 @@ func zipTimeline(t *timeline.Timeline) ([]byte, error) {
 }
 
 // recordRestart records a restart that this process carries out. The result ends it.
-func (c *Cluster) recordRestart(r *registry.Restart) (end func(err error)) {
+func (m *recovery) recordRestart(r *registry.Restart) (end func(err error)) {
 	began := recorder.Now()
 	return func(err error) {
 		rank := -1
@@ -176,7 +194,7 @@ func (c *Cluster) recordRestart(r *registry.Restart) (end func(err error)) {
 		}
 		recorder.Add(&recorder.Record{
 			Kind: recorder.Restart, Rank: -1, ToRank: int32(rank), Begin: began, End: recorder.Now(), Failed: err != nil,
-			Namespace: c.to.Namespace, Name: r.Why, To: c.to.Role,
+			Namespace: m.c.to.Namespace, Name: r.Why, To: m.c.to.Role,
 		})
 	}
 }

@@ -64,7 +64,7 @@ func (c *Cluster) Ranks(ranks ...int) (Group, error) {
 
 // Slice is the group of one data-parallel replica.
 func (c *Cluster) Slice(dp int) (Group, error) {
-	return c.selected(dispatch.Where(dispatch.DP, dp))
+	return selected(c, dispatch.Where(dispatch.DP, dp))
 }
 
 // Where is the group of the ranks with these coordinates, as in "tp=0" or "dp=1,pp=0".
@@ -73,11 +73,11 @@ func (c *Cluster) Where(coordinates string) (Group, error) {
 	if err != nil {
 		return nil, err
 	}
-	return c.selected(s)
+	return selected(c, s)
 }
 
-func (c *Cluster) selected(s dispatch.Selector) (Group, error) {
-	ranks, err := c.mesh().Select(s)
+func selected(c *Cluster, s dispatch.Selector) (Group, error) {
+	ranks, err := c.Mesh().Select(s)
 	if err != nil {
 		return nil, err
 	}

@@ -13,6 +13,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/recorder/otlp"
 	"troupe/bus/wire"
 	"troupe/gpu"
 	"troupe/nodes"
@@ -72,7 +73,8 @@ type WorkerProcessConfig struct {
 	ClassFunc func(name string) (*actors.Class, error)
 	// LocalClassFunc finds the classes of roles that the worker creates in its own process. Zero: ClassFunc.
 	LocalClassFunc func(name string) (*actors.Class, error)
-	Logger         *slog.Logger // zero: the logger of the bus
+	Values         bus.ValuesConfig // bus.Config.Values
+	Logger         *slog.Logger     // zero: the logger of the bus
 }
 
 // WorkerProcess is the worker of a worker process.
@@ -103,8 +105,9 @@ func OpenWorkerProcess(ctx context.Context, cfg WorkerProcessConfig) (*WorkerPro
 	if p.unclaim, err = gpu.ClaimSim(os.Getenv(gpu.SimUseEnv)); err != nil {
 		return nil, err
 	}
+	otlp.Begin()
 	busCfg := assigned.BusConfig()
-	busCfg.Wait, busCfg.Logger = true, cfg.Logger
+	busCfg.Wait, busCfg.Logger, busCfg.Values = true, cfg.Logger, cfg.Values
 	if p.bus, err = bus.Open(ctx, busCfg); err != nil {
 		p.unclaim()
 		return nil, err
@@ -151,6 +154,7 @@ func (p *WorkerProcess) Close(ctx context.Context) error {
 	}
 	p.host.rt.closeWorkerRuntime(ctx)
 	p.host.ep.Close()
+	otlp.FlushProcess()
 	p.unclaim()
 	return errors.Join(err, p.bus.Close())
 }

@@ -6,6 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus"
+	"troupe/bus/calls"
 	"troupe/bus/wire"
 )
 
@@ -13,7 +14,7 @@ import (
 func (s *suite) cancel(t *testing.T) {
 	t.Run("running", func(t *testing.T) {
 		st := s.startRole(t, Role{})
-		g := st.send(bus.Call{Method: "block", Parts: st.one(0, "k")})
+		g := st.send(calls.Call{Method: "block", Parts: st.one(0, "k")})
 		st.await(0, "begin k")
 		g.Cancel()
 		require.ErrorIs(t, st.failure(g), bus.ErrCancelled)
@@ -23,9 +24,9 @@ func (s *suite) cancel(t *testing.T) {
 	})
 	t.Run("queued", func(t *testing.T) {
 		st := s.startRole(t, Role{})
-		blocked := st.send(bus.Call{Method: "block", Parts: st.one(0, "k")})
+		blocked := st.send(calls.Call{Method: "block", Parts: st.one(0, "k")})
 		st.await(0, "begin k")
-		g := st.send(bus.Call{Method: "note", Parts: st.one(0, "never")})
+		g := st.send(calls.Call{Method: "note", Parts: st.one(0, "never")})
 		st.until("it waits", func() bool { return st.lane(0, "work").Queued == 1 })
 		g.Cancel()
 		st.until("it is taken out", func() bool { return st.lane(0, "work").Queued == 0 })
@@ -67,7 +68,7 @@ func (s *suite) cancel(t *testing.T) {
 	})
 	t.Run("siblings of a failure", func(t *testing.T) {
 		st := s.startRole(t, Role{World: 2})
-		g := st.send(bus.Call{Method: "block", FailFast: true, Parts: append(st.one(0, "k"), st.one(1, 3)...)})
+		g := st.send(calls.Call{Method: "block", FailFast: true, Parts: append(st.one(0, "k"), st.one(1, 3)...)})
 		answers := st.answers(g)
 		require.ErrorIs(t, answers[1].Err, bus.ErrRefused)
 		if answers[0].Err == nil {

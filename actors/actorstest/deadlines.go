@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus"
+	"troupe/bus/calls"
 )
 
 // deadlines are kept at both ends: the caller stops waiting, and the worker neither starts nor continues the call.
@@ -15,7 +16,7 @@ func (s *suite) deadlines(t *testing.T) {
 	t.Run("while running", func(t *testing.T) {
 		st := s.startRole(t, Role{})
 		began := time.Now()
-		err := st.failure(st.send(bus.Call{Method: "block", Parts: st.one(0, "k"), Timeout: soon}))
+		err := st.failure(st.send(calls.Call{Method: "block", Parts: st.one(0, "k"), Timeout: soon}))
 		require.ErrorIs(t, err, bus.ErrTimedOut)
 		require.GreaterOrEqual(t, time.Since(began), soon)
 		st.await(0, "cancel k")
@@ -23,9 +24,9 @@ func (s *suite) deadlines(t *testing.T) {
 	})
 	t.Run("in the queue", func(t *testing.T) {
 		st := s.startRole(t, Role{})
-		blocked := st.send(bus.Call{Method: "block", Parts: st.one(0, "k")})
+		blocked := st.send(calls.Call{Method: "block", Parts: st.one(0, "k")})
 		st.await(0, "begin k")
-		require.ErrorIs(t, st.failure(st.send(bus.Call{Method: "note", Parts: st.one(0, "late"), Timeout: soon})), bus.ErrTimedOut)
+		require.ErrorIs(t, st.failure(st.send(calls.Call{Method: "note", Parts: st.one(0, "late"), Timeout: soon})), bus.ErrTimedOut)
 		st.release(0, "k")
 		st.finish(blocked)
 		get[int](st, 0, "note", "after")

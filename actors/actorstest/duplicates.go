@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus"
+	"troupe/bus/calls"
 	"troupe/bus/wire"
 )
 
@@ -87,11 +88,11 @@ func (s *suite) duplicates(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, st.bus.Flush(t.Context()))
 		for i := range 30 {
-			st.finish(st.send(bus.Call{Method: "note", Parts: st.all(fmt.Sprint(i))}))
+			st.finish(st.send(calls.Call{Method: "note", Parts: st.all(fmt.Sprint(i))}))
 		}
 		require.NoError(t, st.bus.Flush(t.Context()))
 		require.NoError(t, sub.Unsubscribe())
-		st.finish(st.send(bus.Call{Method: "note", Parts: st.all("last")}))
+		st.finish(st.send(calls.Call{Method: "note", Parts: st.all("last")}))
 		for r := range 2 {
 			require.Len(t, st.events(r), 31)
 		}

@@ -11,6 +11,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/calls"
 	"troupe/bus/wire"
 )
 
@@ -75,7 +76,7 @@ type roleFixture struct {
 	t    *testing.T
 	bus  *bus.Bus
 	role Role
-	ep   *bus.Endpoint // the driver's, on its own connection
+	ep   *calls.Endpoint // the driver's, on its own connection
 }
 
 const namespace = "actorstest"
@@ -90,26 +91,26 @@ func (s *suite) startRole(t *testing.T, role Role) *roleFixture {
 	st := &roleFixture{t: t, bus: s.bus, role: role, ep: s.driver(t)}
 	s.spawn(t, s.bus, role)
 	for _, control := range []bool{false, true} { // probe every subject: frames of a rawCaller are not sent again
-		for _, parts := range [][]bus.Part{st.all(), st.each()} {
-			st.finish(st.send(bus.Call{Method: actors.VerbProbe, Control: control, Parts: parts}))
+		for _, parts := range [][]calls.Part{st.all(), st.each()} {
+			st.finish(st.send(calls.Call{Method: actors.VerbProbe, Control: control, Parts: parts}))
 		}
 	}
 	return st
 }
 
 // driver opens a connection and an endpoint on it.
-func (s *suite) driver(t *testing.T) *bus.Endpoint {
+func (s *suite) driver(t *testing.T) *calls.Endpoint {
 	t.Helper()
 	b, err := s.bus.Dial(t.Context(), "driver")
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, b.Close()) })
-	ep, err := b.Endpoint(namespace)
+	ep, err := calls.Open(b, namespace)
 	require.NoError(t, err)
 	return ep
 }
 
 // patience bounds every call without its own deadline.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 // body encodes a call's arguments.
 func (st *roleFixture) body(args ...any) []byte {
@@ -124,18 +125,18 @@ func (st *roleFixture) body(args ...any) []byte {
 }
 
 // one makes the parts of a call to one rank; all, of a call to every rank.
-func (st *roleFixture) one(rank int, args ...any) []bus.Part {
+func (st *roleFixture) one(rank int, args ...any) []calls.Part {
 	st.t.Helper()
-	return []bus.Part{{Scope: bus.OneRank(rank), Ranks: []int{rank}, Body: st.body(args...)}}
+	return []calls.Part{{Scope: calls.OneRank(rank), Ranks: []int{rank}, Body: st.body(args...)}}
 }
 
-func (st *roleFixture) all(args ...any) []bus.Part {
+func (st *roleFixture) all(args ...any) []calls.Part {
 	st.t.Helper()
-	return []bus.Part{{Scope: bus.Everyone(), Ranks: st.ranks(), Body: st.body(args...)}}
+	return []calls.Part{{Scope: calls.Everyone(), Ranks: st.ranks(), Body: st.body(args...)}}
 }
 
 // each makes the parts of a call to every rank on its own subject.
-func (st *roleFixture) each() (parts []bus.Part) {
+func (st *roleFixture) each() (parts []calls.Part) {
 	st.t.Helper()
 	for _, r := range st.ranks() {
 		parts = append(parts, st.one(r)...)
@@ -152,7 +153,7 @@ func (st *roleFixture) ranks() []int {
 }
 
 // send scatters a call and fills in its address, world and timeout.
-func (st *roleFixture) send(c bus.Call) *bus.Gather {
+func (st *roleFixture) send(c calls.Call) *calls.Gather {
 	st.t.Helper()
 	c.To, c.World = st.role.Address, st.role.World
 	if c.Timeout == 0 {
@@ -170,13 +171,13 @@ func (st *roleFixture) send(c bus.Call) *bus.Gather {
 }
 
 // answers waits for the end of a call.
-func (st *roleFixture) answers(g *bus.Gather) []bus.Answer {
+func (st *roleFixture) answers(g *calls.Gather) []calls.Answer {
 	<-g.Done()
 	return g.Answers()
 }
 
 // finish waits for the end of a call, which must succeed on every rank.
-func (st *roleFixture) finish(g *bus.Gather) []bus.Answer {
+func (st *roleFixture) finish(g *calls.Gather) []calls.Answer {
 	st.t.Helper()
 	answers := st.answers(g)
 	for _, a := range answers {
@@ -186,7 +187,7 @@ func (st *roleFixture) finish(g *bus.Gather) []bus.Answer {
 }
 
 // read decodes an answer.
-func read[R any](st *roleFixture, a bus.Answer) R {
+func read[R any](st *roleFixture, a calls.Answer) R {
 	st.t.Helper()
 	var r R
 	require.NoError(st.t, wire.Unmarshal(a.Body, &r))
@@ -196,23 +197,23 @@ func read[R any](st *roleFixture, a bus.Answer) R {
 // get calls a method of the work or the concurrent lane on one rank and returns its result.
 func get[R any](st *roleFixture, rank int, method string, args ...any) R {
 	st.t.Helper()
-	return read[R](st, st.finish(st.send(bus.Call{Method: method, Parts: st.one(rank, args...)}))[0])
+	return read[R](st, st.finish(st.send(calls.Call{Method: method, Parts: st.one(rank, args...)}))[0])
 }
 
 // ask is get on the control subjects.
 func ask[R any](st *roleFixture, rank int, method string, args ...any) R {
 	st.t.Helper()
-	return read[R](st, st.finish(st.send(bus.Call{Method: method, Control: true, Parts: st.one(rank, args...)}))[0])
+	return read[R](st, st.finish(st.send(calls.Call{Method: method, Control: true, Parts: st.one(rank, args...)}))[0])
 }
 
 // fails calls rank 0; the call must fail.
 func (st *roleFixture) fails(method string, args ...any) *bus.Error {
 	st.t.Helper()
-	return st.failure(st.send(bus.Call{Method: method, Parts: st.one(0, args...)}))
+	return st.failure(st.send(calls.Call{Method: method, Parts: st.one(0, args...)}))
 }
 
 // failure waits for the end of a call to one rank, which must fail.
-func (st *roleFixture) failure(g *bus.Gather) *bus.Error {
+func (st *roleFixture) failure(g *calls.Gather) *bus.Error {
 	st.t.Helper()
 	a := st.answers(g)[0]
 	require.Error(st.t, a.Err)

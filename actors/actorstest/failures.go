@@ -9,6 +9,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/calls"
 	"troupe/bus/wire"
 )
 
@@ -22,7 +23,7 @@ func (s *suite) failures(t *testing.T) {
 			require.Contains(t, err.Message, word)
 		}
 		require.ErrorIs(t, st.fails("@nothing"), bus.ErrNotFound)
-		err = st.failure(st.send(bus.Call{Method: "echo", Object: "other", Parts: st.one(0, 1)}))
+		err = st.failure(st.send(calls.Call{Method: "echo", Object: "other", Parts: st.one(0, 1)}))
 		require.ErrorIs(t, err, bus.ErrNotFound)
 		require.Contains(t, err.Message, "other")
 	})
@@ -32,13 +33,13 @@ func (s *suite) failures(t *testing.T) {
 		require.ErrorIs(t, err, bus.ErrRefused)
 		require.Contains(t, err.Message, "int")
 		require.ErrorIs(t, st.fails("double", 1, 2), bus.ErrRefused)
-		g := st.send(bus.Call{Method: "double", Parts: []bus.Part{{Scope: bus.OneRank(0), Ranks: []int{0}, Body: []byte("\xc1no msgpack")}}})
+		g := st.send(calls.Call{Method: "double", Parts: []calls.Part{{Scope: calls.OneRank(0), Ranks: []int{0}, Body: []byte("\xc1no msgpack")}}})
 		require.Contains(t, []bus.Code{bus.CodeRefused, bus.CodeMalformed}, st.failure(g).Code)
 		require.Equal(t, 4, get[int](st, 0, "double", 2))
 	})
 	t.Run("an error of the method", func(t *testing.T) {
 		st := s.startRole(t, Role{World: 2})
-		answers := st.answers(st.send(bus.Call{Method: "fail", Parts: st.all("no luck")}))
+		answers := st.answers(st.send(calls.Call{Method: "fail", Parts: st.all("no luck")}))
 		for r, a := range answers {
 			err := bus.AsError(a.Err)
 			require.ErrorIs(t, err, bus.ErrApplication)
@@ -104,9 +105,9 @@ func (s *suite) failures(t *testing.T) {
 		}
 		w.call(w.header(2, "note"), "n")
 		require.EqualValues(t, 1, w.good(2))
-		require.Equal(t, uint32(2), st.finish(st.send(bus.Call{Method: "note", Parts: st.one(0, "m")}))[0].Gen)
+		require.Equal(t, uint32(2), st.finish(st.send(calls.Call{Method: "note", Parts: st.one(0, "m")}))[0].Gen)
 		require.Equal(t, []string{"n", "m"}, st.events(0))
-		stale := st.send(bus.Call{Method: "note", Parts: st.one(0, "never"), Gens: map[int]uint32{0: 1}, Timeout: 50 * time.Millisecond})
+		stale := st.send(calls.Call{Method: "note", Parts: st.one(0, "never"), Gens: map[int]uint32{0: 1}, Timeout: 50 * time.Millisecond})
 		require.ErrorIs(t, st.failure(stale), bus.ErrTimedOut)
 		require.Equal(t, []string{"n", "m"}, st.events(0))
 	})

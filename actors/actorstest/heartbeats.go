@@ -8,6 +8,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/calls"
 	"troupe/bus/wire"
 )
 
@@ -21,9 +22,9 @@ func (s *suite) heartbeats(t *testing.T) {
 		idle := life.next(1)
 		require.Equal(t, []any{uint32(3), actors.Ready, time.Duration(0), 0, 0}, []any{idle.Gen, idle.State, idle.Busy, idle.Calls, idle.Queued})
 		require.NotEmpty(t, idle.Node)
-		blocked := st.send(bus.Call{Method: "block", Parts: st.one(1, "k")})
+		blocked := st.send(calls.Call{Method: "block", Parts: st.one(1, "k")})
 		st.await(1, "begin k")
-		waiting := st.send(bus.Call{Method: "note", Parts: st.one(1, "n")})
+		waiting := st.send(calls.Call{Method: "note", Parts: st.one(1, "n")})
 		busy := life.until(1, func(b actors.Heartbeat) bool { return b.Busy > 0 && b.Queued == 1 })
 		require.Equal(t, 1, busy.Calls)
 		later := life.until(1, func(b actors.Heartbeat) bool { return b.Busy > 3*often })
@@ -37,7 +38,7 @@ func (s *suite) heartbeats(t *testing.T) {
 	t.Run("a call longer than all timeouts", func(t *testing.T) {
 		st := s.startRole(t, Role{HeartbeatEvery: often})
 		life := st.heartbeats()
-		g := st.send(bus.Call{Method: "block", Parts: st.one(0, "k"), AskAfter: often})
+		g := st.send(calls.Call{Method: "block", Parts: st.one(0, "k"), AskAfter: often})
 		st.await(0, "begin k")
 		var first time.Duration
 		st.until("the caller has asked twice", func() bool {

@@ -9,6 +9,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/calls"
 )
 
 // lanes: serial work is FIFO; concurrent work starts in order, up to the limit; control never waits; a full lane
@@ -16,20 +17,20 @@ import (
 func (s *suite) lanes(t *testing.T) {
 	t.Run("serial is FIFO", func(t *testing.T) {
 		st := s.startRole(t, Role{})
-		first := st.send(bus.Call{Method: "block", Parts: st.one(0, "k")})
+		first := st.send(calls.Call{Method: "block", Parts: st.one(0, "k")})
 		st.await(0, "begin k")
-		var calls []*bus.Gather
+		var gathers []*calls.Gather
 		want := []string{"begin k", "end k"}
 		for i := range 50 {
 			event := fmt.Sprint("n", i)
-			calls = append(calls, st.send(bus.Call{Method: "note", Parts: st.one(0, event)}))
+			gathers = append(gathers, st.send(calls.Call{Method: "note", Parts: st.one(0, event)}))
 			want = append(want, event)
 		}
-		st.until("50 calls wait", func() bool { return st.lane(0, actors.Serial.Name).Queued == 50 })
+		st.until("50 gathers wait", func() bool { return st.lane(0, actors.Serial.Name).Queued == 50 })
 		require.Equal(t, []string{"begin k"}, st.events(0))
 		st.release(0, "k")
 		st.finish(first)
-		for i, g := range calls {
+		for i, g := range gathers {
 			a := st.finish(g)[0]
 			require.Equal(t, i+3, read[int](st, a))
 			require.Positive(t, a.Queued)
@@ -38,9 +39,9 @@ func (s *suite) lanes(t *testing.T) {
 	})
 	t.Run("concurrent up to its limit", func(t *testing.T) {
 		st := s.startRole(t, Role{})
-		var calls []*bus.Gather
+		var gathers []*calls.Gather
 		for i := range 6 {
-			calls = append(calls, st.send(bus.Call{Method: "meet", Parts: st.one(0, fmt.Sprint("k", i))}))
+			gathers = append(gathers, st.send(calls.Call{Method: "meet", Parts: st.one(0, fmt.Sprint("k", i))}))
 		}
 		for i := range concurrency {
 			st.await(0, fmt.Sprint("begin k", i))
@@ -54,7 +55,7 @@ func (s *suite) lanes(t *testing.T) {
 		for i := range 6 {
 			st.release(0, fmt.Sprint("k", i))
 		}
-		for _, g := range calls {
+		for _, g := range gathers {
 			st.finish(g)
 		}
 		running, most := 0, 0
@@ -66,9 +67,9 @@ func (s *suite) lanes(t *testing.T) {
 	})
 	t.Run("lanes do not wait for each other", func(t *testing.T) {
 		st := s.startRole(t, Role{})
-		blocked := st.send(bus.Call{Method: "block", Parts: st.one(0, "k")})
+		blocked := st.send(calls.Call{Method: "block", Parts: st.one(0, "k")})
 		st.await(0, "begin k")
-		waiting := st.send(bus.Call{Method: "note", Parts: st.one(0, "n")})
+		waiting := st.send(calls.Call{Method: "note", Parts: st.one(0, "n")})
 		require.Equal(t, "pong", ask[string](st, 0, "ping"), "on the control subject")
 		require.Equal(t, "pong", get[string](st, 0, "ping"), "on the work subject, by its lane")
 		require.Equal(t, actors.Ready, ask[actors.Health](st, 0, actors.VerbHealth).State)
@@ -85,12 +86,12 @@ func (s *suite) lanes(t *testing.T) {
 		for range 20 {
 			get[string](st, 0, "block", "quick")
 		}
-		slow := st.send(bus.Call{Method: "block", Parts: st.one(0, "slow")})
+		slow := st.send(calls.Call{Method: "block", Parts: st.one(0, "slow")})
 		st.await(0, "begin slow")
 		st.release(0, "c")
 		get[string](st, 0, "meet", "c")
 		st.ping()
-		waiting := st.send(bus.Call{Method: "note", Parts: st.one(0, "n")})
+		waiting := st.send(calls.Call{Method: "note", Parts: st.one(0, "n")})
 		st.until("it waits", func() bool { return st.lane(0, "work").Queued == 1 })
 		st.release(0, "slow")
 		st.finish(slow)
@@ -98,10 +99,10 @@ func (s *suite) lanes(t *testing.T) {
 	})
 	t.Run("a full lane refuses", func(t *testing.T) {
 		st := s.startRole(t, Role{QueueLimit: 2})
-		blocked := st.send(bus.Call{Method: "block", Parts: st.one(0, "k")})
+		blocked := st.send(calls.Call{Method: "block", Parts: st.one(0, "k")})
 		st.await(0, "begin k")
-		first := st.send(bus.Call{Method: "note", Parts: st.one(0, "n1")})
-		second := st.send(bus.Call{Method: "note", Parts: st.one(0, "n2")})
+		first := st.send(calls.Call{Method: "note", Parts: st.one(0, "n1")})
+		second := st.send(calls.Call{Method: "note", Parts: st.one(0, "n2")})
 		err := st.fails("note", "n3")
 		require.ErrorIs(t, err, bus.ErrBusy)
 		require.Contains(t, err.Message, `lane "work" is full`)

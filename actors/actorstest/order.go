@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"troupe/actors"
-	"troupe/bus"
+	"troupe/bus/calls"
 	"troupe/bus/wire"
 )
 
@@ -22,20 +22,20 @@ func (s *suite) order(t *testing.T) {
 			{{Mesh: "main", N: 0}}, {{Mesh: "main", N: 0}}, {{Mesh: "main", N: 1}}, {{Mesh: "main", N: 1}},
 		}})
 		want := make([][]string, 4)
-		var calls []*bus.Gather
-		note := func(event string, scope bus.Scope, some bool, ranks ...int) {
-			calls = append(calls, st.send(bus.Call{Method: "note", Parts: []bus.Part{{Scope: scope, Some: some, Ranks: ranks, Body: st.body(event)}}}))
+		var gathers []*calls.Gather
+		note := func(event string, scope calls.Scope, some bool, ranks ...int) {
+			gathers = append(gathers, st.send(calls.Call{Method: "note", Parts: []calls.Part{{Scope: scope, Some: some, Ranks: ranks, Body: st.body(event)}}}))
 			for _, r := range ranks {
 				want[r] = append(want[r], event)
 			}
 		}
 		for i := range 40 {
-			note(fmt.Sprint("all ", i), bus.Everyone(), false, 0, 1, 2, 3)
-			note(fmt.Sprint("rank ", i), bus.OneRank(i%4), false, i%4)
-			note(fmt.Sprint("slice ", i), bus.DPSlice("main", i%2), false, i%2*2, i%2*2+1)
-			note(fmt.Sprint("some ", i), bus.Everyone(), true, 1, 3)
+			note(fmt.Sprint("all ", i), calls.Everyone(), false, 0, 1, 2, 3)
+			note(fmt.Sprint("rank ", i), calls.OneRank(i%4), false, i%4)
+			note(fmt.Sprint("slice ", i), calls.DPSlice("main", i%2), false, i%2*2, i%2*2+1)
+			note(fmt.Sprint("some ", i), calls.Everyone(), true, 1, 3)
 		}
-		for _, g := range calls {
+		for _, g := range gathers {
 			st.finish(g)
 		}
 		for r := range want {
@@ -48,7 +48,7 @@ func (s *suite) order(t *testing.T) {
 		for i := range 8 {
 			group.Go(func() {
 				for j := range 15 {
-					for _, a := range st.answers(st.send(bus.Call{Method: "note", Parts: st.all(fmt.Sprint(i, "-", j))})) {
+					for _, a := range st.answers(st.send(calls.Call{Method: "note", Parts: st.all(fmt.Sprint(i, "-", j))})) {
 						assert.NoError(t, a.Err)
 					}
 				}
@@ -67,15 +67,15 @@ func (s *suite) order(t *testing.T) {
 		for d := range 3 {
 			driver := &roleFixture{t: t, bus: st.bus, role: st.role, ep: s.driver(t)}
 			group.Go(func() {
-				var calls []*bus.Gather
+				var gathers []*calls.Gather
 				for i := range 30 {
 					parts := driver.all(fmt.Sprint(d, " all ", i))
 					if i%3 == 2 { // some calls are for two ranks only
 						parts = driver.one(d, fmt.Sprint(d, " one ", i))
 					}
-					calls = append(calls, driver.send(bus.Call{Method: "note", Ordered: true, Parts: parts}))
+					gathers = append(gathers, driver.send(calls.Call{Method: "note", Ordered: true, Parts: parts}))
 				}
-				for _, g := range calls {
+				for _, g := range gathers {
 					for _, a := range driver.answers(g) {
 						assert.NoError(t, a.Err)
 					}
@@ -126,8 +126,8 @@ func (s *suite) order(t *testing.T) {
 	})
 	t.Run("the order is that of the envelopes, not of the bodies", func(t *testing.T) {
 		st := s.startRole(t, Role{})
-		large := st.send(bus.Call{Method: "size", Parts: st.one(0, make([]byte, 5<<20))})
-		small := st.send(bus.Call{Method: "block", Parts: st.one(0, "k")})
+		large := st.send(calls.Call{Method: "size", Parts: st.one(0, make([]byte, 5<<20))})
+		small := st.send(calls.Call{Method: "block", Parts: st.one(0, "k")})
 		st.await(0, "begin k")
 		select {
 		case <-large.Done():

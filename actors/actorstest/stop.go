@@ -9,6 +9,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/calls"
 	"troupe/bus/wire"
 )
 
@@ -28,9 +29,9 @@ func (s *suite) stop(t *testing.T) {
 	t.Run("with a running call", func(t *testing.T) {
 		st := s.startRole(t, Role{})
 		life := st.heartbeats()
-		running := st.send(bus.Call{Method: "block", Parts: st.one(0, "k")})
+		running := st.send(calls.Call{Method: "block", Parts: st.one(0, "k")})
 		st.await(0, "begin k")
-		waiting := st.send(bus.Call{Method: "note", Parts: st.one(0, "never")})
+		waiting := st.send(calls.Call{Method: "note", Parts: st.one(0, "never")})
 		st.until("it waits", func() bool { return st.lane(0, "work").Queued == 1 })
 		stop(st, patience)
 		require.ErrorIs(t, st.failure(waiting), bus.ErrRefused)
@@ -52,7 +53,7 @@ func (s *suite) stop(t *testing.T) {
 	t.Run("after the grace", func(t *testing.T) {
 		st := s.startRole(t, Role{})
 		life := st.heartbeats()
-		running := st.send(bus.Call{Method: "block", Parts: st.one(0, "k")})
+		running := st.send(calls.Call{Method: "block", Parts: st.one(0, "k")})
 		st.await(0, "begin k")
 		stop(st, 20*time.Millisecond)
 		err := st.failure(running)
@@ -63,7 +64,7 @@ func (s *suite) stop(t *testing.T) {
 	t.Run("a large answer is fetched first", func(t *testing.T) {
 		st := s.startRole(t, Role{})
 		life := st.heartbeats()
-		g := st.send(bus.Call{Method: "big", Parts: st.one(0, 16<<20)})
+		g := st.send(calls.Call{Method: "big", Parts: st.one(0, 16<<20)})
 		st.until("it has arrived", func() bool { return st.lane(0, "work").Name != "" })
 		stop(st, patience)
 		if a := st.answers(g)[0]; a.Err == nil {

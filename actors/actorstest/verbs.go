@@ -7,6 +7,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/calls"
 	"troupe/bus/wire"
 )
 
@@ -15,9 +16,9 @@ func (s *suite) verbs(t *testing.T) {
 	t.Run("health and info while busy", func(t *testing.T) {
 		st := s.startRole(t, Role{World: 2})
 		require.Zero(t, ask[actors.Health](st, 1, actors.VerbHealth).Busy)
-		blocked := st.send(bus.Call{Method: "block", Parts: st.one(1, "k")})
+		blocked := st.send(calls.Call{Method: "block", Parts: st.one(1, "k")})
 		st.await(1, "begin k")
-		waiting := st.send(bus.Call{Method: "note", Parts: st.one(1, "n")})
+		waiting := st.send(calls.Call{Method: "note", Parts: st.one(1, "n")})
 		st.until("it waits", func() bool { return st.lane(1, "work").Queued == 1 })
 
 		health := ask[actors.Health](st, 1, actors.VerbHealth)
@@ -47,11 +48,11 @@ func (s *suite) verbs(t *testing.T) {
 	})
 	t.Run("probe on every subject", func(t *testing.T) {
 		st := s.startRole(t, Role{World: 2, Slices: [][]actors.Slice{{{Mesh: "main", N: 0}}, {{Mesh: "main", N: 1}, {Mesh: "other", N: 0}}}})
-		for _, c := range []bus.Call{
+		for _, c := range []calls.Call{
 			{Parts: st.all()},
 			{Parts: st.one(0)},
-			{Parts: []bus.Part{{Scope: bus.DPSlice("main", 1), Ranks: []int{1}}}},
-			{Parts: []bus.Part{{Scope: bus.DPSlice("other", 0), Ranks: []int{1}}}},
+			{Parts: []calls.Part{{Scope: calls.DPSlice("main", 1), Ranks: []int{1}}}},
+			{Parts: []calls.Part{{Scope: calls.DPSlice("other", 0), Ranks: []int{1}}}},
 			{Parts: st.all(), Control: true},
 			{Parts: st.one(1), Control: true},
 		} {
@@ -78,9 +79,9 @@ func (s *suite) verbs(t *testing.T) {
 	})
 	t.Run("verbs that change the worker wait for its work", func(t *testing.T) {
 		st := s.startRole(t, Role{})
-		blocked := st.send(bus.Call{Method: "block", Parts: st.one(0, "k")})
+		blocked := st.send(calls.Call{Method: "block", Parts: st.one(0, "k")})
 		st.await(0, "begin k")
-		configure := st.send(bus.Call{Method: actors.VerbConfigure, Parts: st.one(0, "new"), Control: true})
+		configure := st.send(calls.Call{Method: actors.VerbConfigure, Parts: st.one(0, "new"), Control: true})
 		st.until("it waits", func() bool { return st.lane(0, "work").Queued == 1 })
 		require.Nil(t, ask[any](st, 0, "configured"))
 		st.release(0, "k")
@@ -94,17 +95,17 @@ func (s *suite) verbs(t *testing.T) {
 		for r := range 4 {
 			ask[any](st, r, actors.VerbJoin, actors.Slice{Mesh: "late", N: r / 2})
 		}
-		part := func(n int) bus.Part {
-			return bus.Part{Scope: bus.DPSlice("late", n), Ranks: []int{2 * n, 2*n + 1}, Body: st.body("slice")}
+		part := func(n int) calls.Part {
+			return calls.Part{Scope: calls.DPSlice("late", n), Ranks: []int{2 * n, 2*n + 1}, Body: st.body("slice")}
 		}
-		st.finish(st.send(bus.Call{Method: "note", Parts: []bus.Part{part(0), part(1)}}))
-		st.finish(st.send(bus.Call{Method: "note", Parts: []bus.Part{part(1)}}))
+		st.finish(st.send(calls.Call{Method: "note", Parts: []calls.Part{part(0), part(1)}}))
+		st.finish(st.send(calls.Call{Method: "note", Parts: []calls.Part{part(1)}}))
 		ask[any](st, 3, actors.VerbJoin, actors.Slice{Mesh: "late", N: 1}) // a repeat has no effect
-		st.finish(st.send(bus.Call{Method: "note", Parts: []bus.Part{part(1)}}))
+		st.finish(st.send(calls.Call{Method: "note", Parts: []calls.Part{part(1)}}))
 		require.Len(t, st.events(0), 1)
 		require.Len(t, st.events(3), 3)
 		for _, bad := range []actors.Slice{{Mesh: "a.b", N: 0}, {Mesh: "", N: 0}, {Mesh: "late", N: -1}} {
-			g := st.send(bus.Call{Method: actors.VerbJoin, Control: true, Parts: st.one(0, bad)})
+			g := st.send(calls.Call{Method: actors.VerbJoin, Control: true, Parts: st.one(0, bad)})
 			require.ErrorIs(t, st.failure(g), bus.ErrInvalid)
 		}
 	})
@@ -117,11 +118,11 @@ func (s *suite) create(t *testing.T) {
 		require.NoError(t, err)
 		return raw
 	}
-	create := func(name, class, with string) *bus.Gather {
-		return st.send(bus.Call{Method: actors.VerbCreate, Parts: st.all(actors.CreateRequest{Name: name, Class: class, Config: config(with)})})
+	create := func(name, class, with string) *calls.Gather {
+		return st.send(calls.Call{Method: actors.VerbCreate, Parts: st.all(actors.CreateRequest{Name: name, Class: class, Config: config(with)})})
 	}
-	call := func(object, method string) []bus.Answer {
-		return st.answers(st.send(bus.Call{Method: method, Object: object, Parts: st.all()}))
+	call := func(object, method string) []calls.Answer {
+		return st.answers(st.send(calls.Call{Method: method, Object: object, Parts: st.all()}))
 	}
 	st.finish(create("tokenizer", SecondClassName, "fast"))
 	st.finish(create("engine", SecondClassName, "large"))

@@ -11,6 +11,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/calls"
 	"troupe/bus/recorder"
 	"troupe/bus/wire"
 )
@@ -25,7 +26,7 @@ type Role struct {
 
 // Config is what Collect asks for.
 type Config struct {
-	Endpoint *bus.Endpoint
+	Endpoint *calls.Endpoint
 	Roles    []Role
 	Last     time.Duration // zero: a minute
 	// Wait bounds each request. Zero: two seconds.
@@ -126,13 +127,13 @@ func (c *collector) askRole(ctx context.Context, r Role) error {
 	}
 	perRank := min(max(c.cfg.MaxBytes/max(r.World, 1), minRankBytes), maxRankBytes)
 	for trip := range c.cfg.RoundTrips + 1 {
-		request := bus.TimelineRequest{}
+		request := calls.TimelineRequest{}
 		last := trip == c.cfg.RoundTrips
 		if last {
-			request = bus.TimelineRequest{Last: c.cfg.Last, MaxBytes: perRank}
+			request = calls.TimelineRequest{Last: c.cfg.Last, MaxBytes: perRank}
 		}
 		heard := ranks[:0:0]
-		err := c.ask(ctx, r, ranks, request, func(a bus.Answer, s recorder.Snapshot, err error, sent, arrived time.Time) {
+		err := c.ask(ctx, r, ranks, request, func(a calls.Answer, s recorder.Snapshot, err error, sent, arrived time.Time) {
 			switch {
 			case err != nil && (last || trip == 0):
 				c.silent = append(c.silent, Silent{Role: r.Address.Role, Rank: a.Rank, Error: err.Error()})
@@ -156,7 +157,7 @@ func (c *collector) askRole(ctx context.Context, r Role) error {
 }
 
 // ask sends one request to ranks of a role and reports each answer.
-func (c *collector) ask(ctx context.Context, r Role, ranks []int, q bus.TimelineRequest, each func(bus.Answer, recorder.Snapshot, error, time.Time, time.Time)) error {
+func (c *collector) ask(ctx context.Context, r Role, ranks []int, q calls.TimelineRequest, each func(calls.Answer, recorder.Snapshot, error, time.Time, time.Time)) error {
 	body, err := wire.Marshal([]any{[]any{q}, nil})
 	if err != nil {
 		return err
@@ -164,9 +165,9 @@ func (c *collector) ask(ctx context.Context, r Role, ranks []int, q bus.Timeline
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.Wait)
 	defer cancel()
 	sent := time.Now()
-	g, err := c.cfg.Endpoint.Scatter(ctx, bus.Call{
+	g, err := c.cfg.Endpoint.Scatter(ctx, calls.Call{
 		To: r.Address, Method: actors.VerbTimeline, Control: true, World: r.World, Gens: r.Gens, AskAfter: c.cfg.Wait / 4,
-		Parts: []bus.Part{{Scope: bus.Everyone(), Ranks: ranks, Some: len(ranks) < r.World, Body: body}},
+		Parts: []calls.Part{{Scope: calls.Everyone(), Ranks: ranks, Some: len(ranks) < r.World, Body: body}},
 	})
 	if err != nil {
 		return err
@@ -229,7 +230,7 @@ func (c *collector) askCaller(ctx context.Context, session string) {
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.Wait)
 	defer cancel()
 	for trip := range c.cfg.RoundTrips + 1 {
-		request := bus.TimelineRequest{}
+		request := calls.TimelineRequest{}
 		last := trip == c.cfg.RoundTrips
 		if last {
 			request.Last = c.cfg.Last

@@ -13,6 +13,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/calls"
 	"troupe/bus/recorder"
 )
 
@@ -93,7 +94,7 @@ func runWorker(url string, rank int) error {
 	}
 	class := actors.NewClass("trainer", func(context.Context, actors.Setup) (*trainer, error) { return t, nil })
 	actors.Method(class, "step", (*trainer).Step)
-	ep, err := b.Endpoint("test")
+	ep, err := calls.Open(b, "test")
 	if err != nil {
 		return err
 	}

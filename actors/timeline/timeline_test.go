@@ -19,13 +19,14 @@ import (
 	"troupe/actors/timeline"
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/bus/calls"
 	"troupe/bus/wire"
 )
 
 var train = timeline.Role{Address: bus.Address{Namespace: "test", Role: "train", Incarnation: "i1"}, World: world}
 
 // startWorkers starts a process for each rank and returns a caller's endpoint.
-func startWorkers(t *testing.T) *bus.Endpoint {
+func startWorkers(t *testing.T) *calls.Endpoint {
 	t.Helper()
 	b := bustest.Open(t, bus.Config{Server: bus.ServerConfig{Listen: "127.0.0.1:0"}})
 	program, err := os.Executable()
@@ -50,13 +51,13 @@ func startWorkers(t *testing.T) *bus.Endpoint {
 		require.NoError(t, err, "rank %d", rank)
 		require.Equal(t, "ready\n", line)
 	}
-	ep, err := b.Endpoint("test")
+	ep, err := calls.Open(b, "test")
 	require.NoError(t, err)
 	return ep
 }
 
 // step calls the method on every rank.
-func step(t *testing.T, ep *bus.Endpoint, ms int) *bus.Gather {
+func step(t *testing.T, ep *calls.Endpoint, ms int) *calls.Gather {
 	t.Helper()
 	body, err := wire.Marshal([]any{[]any{ms}, nil})
 	require.NoError(t, err)
@@ -64,12 +65,12 @@ func step(t *testing.T, ep *bus.Endpoint, ms int) *bus.Gather {
 	for i := range ranks {
 		ranks[i] = i
 	}
-	g, err := ep.Scatter(t.Context(), bus.Call{To: train.Address, Method: "step", World: world, Parts: []bus.Part{{Scope: bus.Everyone(), Ranks: ranks, Body: body}}})
+	g, err := ep.Scatter(t.Context(), calls.Call{To: train.Address, Method: "step", World: world, Parts: []calls.Part{{Scope: calls.Everyone(), Ranks: ranks, Body: body}}})
 	require.NoError(t, err)
 	return g
 }
 
-func collect(t *testing.T, ep *bus.Endpoint) *timeline.Timeline {
+func collect(t *testing.T, ep *calls.Endpoint) *timeline.Timeline {
 	t.Helper()
 	tl, err := timeline.Collect(t.Context(), timeline.Config{Endpoint: ep, Roles: []timeline.Role{train}})
 	require.NoError(t, err)
@@ -92,7 +93,7 @@ func eventsOf(tl *timeline.Timeline, role string, rank int, kind, name string) (
 }
 
 // ofSession are the events of one endpoint's calls: the recorder of this process has those of other tests too.
-func ofSession(events []timeline.Event, ep *bus.Endpoint) (out []timeline.Event) {
+func ofSession(events []timeline.Event, ep *calls.Endpoint) (out []timeline.Event) {
 	for _, e := range events {
 		if strings.HasPrefix(e.Call, ep.Session()+"/") {
 			out = append(out, e)
@@ -150,7 +151,7 @@ func TestHungCollectiveNamesTheAbsentRank(t *testing.T) {
 		tl = collect(t, ep)
 		late, found := lateIn(tl, "allreduce", "has not begun")
 		return found && late.Ranks == world-1 && late.Before == "span load" // all ranks but one are in it
-	}, 20*time.Second, 50*time.Millisecond)
+	}, 2*time.Minute, 50*time.Millisecond)
 	<-g.Done()
 	require.True(t, g.AllGood())
 }

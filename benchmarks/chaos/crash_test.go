@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	crashRestarts = 20               // without TROUPE_CRASH_RESTARTS
+	crashRestarts = 8                // without TROUPE_CRASH_RESTARTS
 	opLimit       = 20 * time.Second // of one operation; clients go on through a restart of the head
 	settleLimit   = 90 * time.Second // until what must be there is there again after a restart
 	shortTTL      = 5 * time.Second  // of markers in the ledger, before markers stayed

@@ -1,14 +1,7 @@
 // Package chaos runs a whole Troupe as processes of its own, kills, freezes and cuts them off, and compares what is visible
 // afterwards with a model of what was done.
 //
-// Two tests use it. TestNothingComesBackAfterACrash (make test, make crash-model) kills the head and its NATS servers with
+// TestNothingComesBackAfterACrash (make test, make crash-model) kills the head and its NATS servers with
 // SIGKILL between and during random operations on the ledger, the registry, leases, rules and pipelines. TestChaos (make chaos)
 // injects every fault for half an hour while drivers call workers and items travel through a pipeline.
-//
-//	program, err := chaos.Build(ctx, dir)                      // the troupe program of this tree
-//	c := chaos.NewCluster(chaos.Config{Program: program, Dir: dir, GPUs: "sim:2x4"})
-//	err = c.Start(ctx)
-//	b, err := bus.Open(ctx, c.BusConfig())
-//	err = c.KillHead(); err = c.StartHead(ctx)
-//	c.Close()
 package chaos

@@ -3,9 +3,9 @@
     make bench-python                       # all rows
     make bench-python ROWS=call_1_1,create_8
 
-Where TROUPE_RAY_PYTHON or TROUPE_MONARCH_PYTHON names an interpreter that has them, the same loops run on Ray and Monarch
-too, in turns with ours: each system is a child process that measures one row when it is told to, and a row is measured in
-several rounds, of which the middle one counts.
+Where TROUPE_RAY_PYTHON or TROUPE_MONARCH_PYTHON names an interpreter that has them, the same loops run on Ray and
+Monarch too, in turns with ours: each system is a child process that measures one row when it is told to, and a row is
+measured in several rounds, of which the middle one counts.
 """
 
 from __future__ import annotations
@@ -21,12 +21,40 @@ from typing import Any
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROWS = [
-    "call_1_1", "call_1_1_served", "call_1_1_control", "call_1_1_busy_thread", "in_flight_1000", "one_to_all_1", "one_to_all_8", "one_to_all_32", "create_8", "create_32",
-    "kill_busy_1", "kill_busy_8",
-    "argument_64mib", "result_64mib", "result_made_64mib", "result_empty_64mib", "result_written_64mib", "result_copied_written_64mib", "scatter_gather_256mib",
-    "broadcast_256mib", "broadcast_read_256mib", "worker_to_worker_64mib", "plain_copy_64mib",
-]  # fmt: skip
-ONLY_TROUPE = {"kill_busy_1", "kill_busy_8", "call_1_1_served", "call_1_1_control", "result_empty_64mib", "result_written_64mib", "result_copied_written_64mib", "plain_copy_64mib"}
+    "call_1_1",
+    "call_1_1_served",
+    "call_1_1_control",
+    "call_1_1_busy_thread",
+    "in_flight_1000",
+    "one_to_all_1",
+    "one_to_all_8",
+    "one_to_all_32",
+    "create_8",
+    "create_32",
+    "kill_busy_1",
+    "kill_busy_8",
+    "argument_64mib",
+    "result_64mib",
+    "result_made_64mib",
+    "result_empty_64mib",
+    "result_written_64mib",
+    "result_copied_written_64mib",
+    "scatter_gather_256mib",
+    "broadcast_256mib",
+    "broadcast_read_256mib",
+    "worker_to_worker_64mib",
+    "plain_copy_64mib",
+]
+ONLY_TROUPE = {
+    "kill_busy_1",
+    "kill_busy_8",
+    "call_1_1_served",
+    "call_1_1_control",
+    "result_empty_64mib",
+    "result_written_64mib",
+    "result_copied_written_64mib",
+    "plain_copy_64mib",
+}
 ROUNDS = {"create_32": 1, "create_8": 2}
 BUDGET = 240.0  # seconds for everything
 
@@ -39,7 +67,11 @@ class System:
         self.name = name
         quiet = subprocess.DEVNULL if not name.startswith("troupe") else None
         self.process: subprocess.Popen[str] | None = subprocess.Popen(
-            [python, *(command or [os.path.join(HERE, f"on_{name}.py")])], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, stderr=quiet,
+            [python, *(command or [os.path.join(HERE, f"on_{name}.py")])],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            stderr=quiet,
         )
 
     def measure(self, row: str, limit: float) -> dict[str, Any] | None:
@@ -95,10 +127,17 @@ def main() -> int:
     unknown = [r for r in rows if r not in ROWS]
     if unknown:
         parser.error(f"there is no row {', '.join(unknown)}; there are {', '.join(ROWS)}")
-    pythons = {"troupe": sys.executable, "ray": os.environ.get("TROUPE_RAY_PYTHON"), "monarch": os.environ.get("TROUPE_MONARCH_PYTHON")}
+    pythons = {
+        "troupe": sys.executable,
+        "ray": os.environ.get("TROUPE_RAY_PYTHON"),
+        "monarch": os.environ.get("TROUPE_MONARCH_PYTHON"),
+    }
     systems = [System(name, python) for name, python in pythons.items() if python]
     began = time.monotonic()
-    about = {"commit": commit(), "machine": f"{platform.node()}, {os.cpu_count()} cores, Python {platform.python_version()}"}
+    about = {
+        "commit": commit(),
+        "machine": f"{platform.node()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+    }
     failed = False
     for row in rows:
         taken: dict[str, list[dict[str, Any]]] = {s.name: [] for s in systems}
@@ -119,7 +158,18 @@ def main() -> int:
                 sys.stderr.write(f"{row}: no figure for {system.name}\n")
                 failed = failed or system.name == "troupe"
                 continue
-            print(json.dumps({"row": row, "system": system.name, **middle(taken[system.name]), "rounds": len(taken[system.name]), **about}), flush=True)
+            print(
+                json.dumps(
+                    {
+                        "row": row,
+                        "system": system.name,
+                        **middle(taken[system.name]),
+                        "rounds": len(taken[system.name]),
+                        **about,
+                    }
+                ),
+                flush=True,
+            )
     for system in systems:
         system.close()
     return 1 if failed else 0

@@ -3,9 +3,9 @@
     make bench-ray RAY_PYTHON=/path/to/python          # all rows
     make bench-ray ROWS=call_1_1,create_8 JSON=1
 
-The systems take turns: each is a child process that measures one row when it is told to, a row is measured in several rounds, and
-the middle one counts. of_own: how many times the time of Troupe's own API troupe.ray takes, the median of the rounds, because the speed
-of a machine may change between them; of_ray: how many times Ray's.
+The systems take turns: each is a child process that measures one row when it is told to, a row is measured in several
+rounds, and the middle one counts. of_own: how many times the time of Troupe's own API troupe.ray takes, the median of
+the rounds, because the speed of a machine may change between them; of_ray: how many times Ray's.
 """
 
 from __future__ import annotations
@@ -22,11 +22,20 @@ import bench
 
 # By row, the row of Troupe's own API that does the same: a call to each of several actors is no role-wide call.
 ROWS = {
-    "call_1_1": "call_1_1", "in_flight_1000": "in_flight_1000", "one_to_all_8": "one_to_each_8", "one_to_all_32": "one_to_each_32",
-    "create_8": "create_each_8", "create_32": "create_each_32", "placement_group": "placement_group", "put_get_64mib": "put_get_64mib",
-    "argument_64mib": "argument_64mib", "result_made_64mib": "result_made_64mib", "broadcast_256mib": "broadcast_256mib",
-    "broadcast_read_256mib": "broadcast_read_256mib", "worker_to_worker_64mib": "worker_to_worker_64mib",
-}  # fmt: skip
+    "call_1_1": "call_1_1",
+    "in_flight_1000": "in_flight_1000",
+    "one_to_all_8": "one_to_each_8",
+    "one_to_all_32": "one_to_each_32",
+    "create_8": "create_each_8",
+    "create_32": "create_each_32",
+    "placement_group": "placement_group",
+    "put_get_64mib": "put_get_64mib",
+    "argument_64mib": "argument_64mib",
+    "result_made_64mib": "result_made_64mib",
+    "broadcast_256mib": "broadcast_256mib",
+    "broadcast_read_256mib": "broadcast_read_256mib",
+    "worker_to_worker_64mib": "worker_to_worker_64mib",
+}
 LIMIT = 120.0  # seconds for one round of a row
 
 
@@ -40,7 +49,10 @@ def main() -> int:
     unknown = [r for r in rows if r not in ROWS]
     if unknown:
         parser.error(f"there is no row {', '.join(unknown)}; there are {', '.join(ROWS)}")
-    systems = [bench.System("troupe", sys.executable), bench.System("troupe.ray", sys.executable, ["-m", "troupe.ray", os.path.join(bench.HERE, "on_ray.py")])]
+    systems = [
+        bench.System("troupe", sys.executable),
+        bench.System("troupe.ray", sys.executable, ["-m", "troupe.ray", os.path.join(bench.HERE, "on_ray.py")]),
+    ]
     if os.environ.get("RAY_PYTHON"):
         systems.append(bench.System("ray", os.environ["RAY_PYTHON"]))
     if not args.json:
@@ -50,7 +62,16 @@ def main() -> int:
         result = measured(row, systems, min(args.rounds, bench.ROUNDS.get(row, args.rounds)))
         failed = failed or "troupe.ray" not in result["systems"]
         if args.json:
-            print(json.dumps({**result, "commit": bench.commit(), "machine": f"{os.cpu_count()} cores, Python {platform.python_version()}"}), flush=True)
+            print(
+                json.dumps(
+                    {
+                        **result,
+                        "commit": bench.commit(),
+                        "machine": f"{os.cpu_count()} cores, Python {platform.python_version()}",
+                    }
+                ),
+                flush=True,
+            )
         else:
             print(line(result), flush=True)
     for system in systems:
@@ -64,9 +85,16 @@ def measured(row: str, systems: list[bench.System], rounds: int) -> dict[str, An
     for _ in range(rounds):
         for system in systems:
             taken[system.name].append(system.measure(ROWS[row] if system.name == "troupe" else row, LIMIT))
-    found = {name: bench.middle(known) for name, answers in taken.items() if (known := [a for a in answers if a is not None])}
+    found = {
+        name: bench.middle(known) for name, answers in taken.items() if (known := [a for a in answers if a is not None])
+    }
     ours = taken["troupe.ray"]
-    return {"row": row, "systems": found, "of_own": ratio(ours, taken["troupe"]), "of_ray": ratio(ours, taken.get("ray", []))}
+    return {
+        "row": row,
+        "systems": found,
+        "of_own": ratio(ours, taken["troupe"]),
+        "of_ray": ratio(ours, taken.get("ray", [])),
+    }
 
 
 def ratio(ours: list[dict[str, Any] | None], others: list[dict[str, Any] | None]) -> float | None:

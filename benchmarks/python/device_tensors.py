@@ -1,4 +1,5 @@
-"""Tensors on a GPU between workers: correctness checks, and how long 1 GiB takes by each way. Needs a GPU and torch; prints one JSON object a line.
+"""Tensors on a GPU between workers: correctness checks, and how long 1 GiB takes by each way. Needs a GPU and torch;
+prints one JSON object a line.
 
     make bench-device                 # MIB=1024, ROUNDS=20
 
@@ -69,10 +70,19 @@ class Gpu:
         device = torch.cuda.get_device_properties(0)
         free, total = torch.cuda.mem_get_info()
         found = {
-            "python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda, "device": device.name, "uuid": str(getattr(device, "uuid", "")),
-            "visible": os.environ.get("CUDA_VISIBLE_DEVICES", ""), "free_mib": free >> 20, "total_mib": total >> 20, "cores": os.cpu_count(), "pid": os.getpid(),
-            "allocator": torch.cuda.get_allocator_backend(), "conf": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
-        }  # fmt: skip
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "device": device.name,
+            "uuid": str(getattr(device, "uuid", "")),
+            "visible": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
+            "free_mib": free >> 20,
+            "total_mib": total >> 20,
+            "cores": os.cpu_count(),
+            "pid": os.getpid(),
+            "allocator": torch.cuda.get_allocator_backend(),
+            "conf": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
+        }
         cuda = _cuda.Cuda()
         try:
             found["driver_uuid"] = cuda._uuid(0).hex()
@@ -86,14 +96,19 @@ class Gpu:
                 if not handle:
                     with cuda._context(0):
                         base, size, room = _cuda.ctypes.c_uint64(), _cuda.ctypes.c_size_t(), _cuda._Handle()
-                        args = (_cuda.ctypes.byref(base), _cuda.ctypes.byref(size)) if "Range" in name else (_cuda.ctypes.byref(room),)
+                        args = (
+                            (_cuda.ctypes.byref(base), _cuda.ctypes.byref(size))
+                            if "Range" in name
+                            else (_cuda.ctypes.byref(room),)
+                        )
                         found[name] = getattr(cuda._lib, name)(*args, sample.data_ptr())
         except Exception as err:
             found["driver_error"] = repr(err)
         return found
 
     def floors(self, mib: int) -> dict[str, Any]:
-        """What the hardware does, in milliseconds: a copy on the device, and copies of chunks to and from pinned memory."""
+        """What the hardware does, in milliseconds: a copy on the device, and copies of chunks to and from pinned
+        memory."""
         torch, out = self.torch, {}
         x = torch.ones(mib << 20, dtype=torch.uint8, device="cuda")
 
@@ -139,14 +154,36 @@ class Gpu:
         """Tensors of every kind: offsets, strides, dtypes, parameters, gradients, no dimension, no element."""
         torch = self.torch
         base = torch.arange(3 << 20, dtype=torch.float32, device="cuda").reshape(1024, 3072)
-        made = [base, base.T, base[::2, 1::3], base[5:900], torch.nn.Parameter(base.clone()), base.clone().requires_grad_(), base > 7, torch.tensor(3.0, device="cuda")]
+        made = [
+            base,
+            base.T,
+            base[::2, 1::3],
+            base[5:900],
+            torch.nn.Parameter(base.clone()),
+            base.clone().requires_grad_(),
+            base > 7,
+            torch.tensor(3.0, device="cuda"),
+        ]
         made += [torch.empty(0, 3, device="cuda")]
-        for name in ("float64", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int64", "int16", "int8", "uint8"):
+        for name in (
+            "float64",
+            "float16",
+            "bfloat16",
+            "float8_e4m3fn",
+            "float8_e5m2",
+            "int64",
+            "int16",
+            "int8",
+            "uint8",
+        ):
             made.append((base % 100).to(getattr(torch, name)))
         return made
 
     def state(self, count: int, kib: int) -> dict[str, Any]:
-        return {f"layer{i}": self.torch.full((kib << 9,), i % 100, dtype=self.torch.bfloat16, device="cuda") for i in range(count)}
+        return {
+            f"layer{i}": self.torch.full((kib << 9,), i % 100, dtype=self.torch.bfloat16, device="cuda")
+            for i in range(count)
+        }
 
     def change(self, value: int) -> None:
         self.weights.fill_(value)
@@ -184,7 +221,15 @@ class Gpu:
     def sums(self, values: Any) -> list[Any]:
         torch = self.torch
         values = values.values() if isinstance(values, dict) else values
-        return [(str(v.dtype), list(v.shape), v.device.type, float(v.detach().to(torch.float64).sum()) if v.numel() else 0.0) for v in values]
+        return [
+            (
+                str(v.dtype),
+                list(v.shape),
+                v.device.type,
+                float(v.detach().to(torch.float64).sum()) if v.numel() else 0.0,
+            )
+            for v in values
+        ]
 
     def own_sums(self) -> list[Any]:
         return self.sums(self.odd())
@@ -210,11 +255,15 @@ class Gpu:
             "why": _device.last_refusal,
             "sources": len(_device._sources),
             "allocated_mib": self.torch.cuda.memory_allocated() >> 20,
-            "pinned": [s._pinned for s in _device._sources.values()] + [r._pinned for r in (lender._readers if lender else [])],
+            "pinned": [s._pinned for s in _device._sources.values()]
+            + [r._pinned for r in (lender._readers if lender else [])],
         }
 
     def spans(self) -> dict[str, Any]:
-        out = {name: {"n": len(t), "median": round(statistics.median(t), 3), "max": round(max(t), 3)} for name, t in spans.items()}
+        out = {
+            name: {"n": len(t), "median": round(statistics.median(t), 3), "max": round(max(t), 3)}
+            for name, t in spans.items()
+        }
         spans.clear()
         return out
 
@@ -285,8 +334,18 @@ def end(*workers: Any) -> None:
 GRANTS = True  # the head has found the GPU
 
 
-def transfer(row: str, train: Any, infer: Any, send: str = "give", rounds: int = ROUNDS, mib: int = MIB, uses: str = "", **options: Any) -> None:
-    """Times a tensor from one worker to the other: the first one, and the median of the others. uses: the counter of the expected way."""
+def transfer(
+    row: str,
+    train: Any,
+    infer: Any,
+    send: str = "give",
+    rounds: int = ROUNDS,
+    mib: int = MIB,
+    uses: str = "",
+    **options: Any,
+) -> None:
+    """Times a tensor from one worker to the other: the first one, and the median of the others. uses: the counter of
+    the expected way."""
     times, right, device = [], True, ""
     train.make(mib, 1)
     train.spans()
@@ -313,10 +372,21 @@ def transfer(row: str, train: Any, infer: Any, send: str = "give", rounds: int =
     wanted = WANTED.get(row)
     median, first = round(statistics.median(times[1:]), 2), round(times[0], 1)
     expect(
-        row, right and (not uses or used[uses] == 1) and (wanted is None or (median <= wanted[0] and first <= wanted[1])), median_ms=median, least_ms=round(min(times[1:]), 2),
-        first_ms=first, wanted=wanted, right=right, device=device, mib=mib, last_round=used, why=now["why"], pinned=now["pinned"],
-        first_spans=shown, spans={"train": train.spans(), "infer": infer.spans()},
-    )  # fmt: skip
+        row,
+        right and (not uses or used[uses] == 1) and (wanted is None or (median <= wanted[0] and first <= wanted[1])),
+        median_ms=median,
+        least_ms=round(min(times[1:]), 2),
+        first_ms=first,
+        wanted=wanted,
+        right=right,
+        device=device,
+        mib=mib,
+        last_round=used,
+        why=now["why"],
+        pinned=now["pinned"],
+        first_spans=shown,
+        spans={"train": train.spans(), "infer": infer.spans()},
+    )
     infer.drop()
 
 
@@ -324,7 +394,12 @@ def correctness(train: Any, infer: Any) -> None:
     want = [list(x) for x in train.own_sums()]
 
     def same(got: Any, device: str = "") -> bool:
-        return all(list(g[:2]) == w[:2] and g[3] == w[3] and (not device or w[3] == 0 or g[2] == device or g[1] == [] or 0 in g[1]) for g, w in zip(got, want, strict=True))
+        return all(
+            list(g[:2]) == w[:2]
+            and g[3] == w[3]
+            and (not device or w[3] == 0 or g[2] == device or g[1] == [] or 0 in g[1])
+            for g, w in zip(got, want, strict=True)
+        )
 
     for way in ("", "host", "bus"):
         infer.way(way)
@@ -332,15 +407,29 @@ def correctness(train: Any, infer: Any) -> None:
         got = infer.sums(train.odd.remote())
         now = infer.memory()
         used = {k: now[k] - before[k] for k in ("opened", "staged", "bus")}
-        expect(f"odd_tensors_{way or 'ipc'}", same(got, "cuda"), used=used, why=now["why"], got=None if same(got, "cuda") else got)
+        expect(
+            f"odd_tensors_{way or 'ipc'}",
+            same(got, "cuda"),
+            used=used,
+            why=now["why"],
+            got=None if same(got, "cuda") else got,
+        )
     infer.way("")
     got = infer.sums(train.odd.options(device=False).remote())
     expect("odd_tensors_device_false", same(got, "cpu"), got=None if same(got, "cpu") else got)
     here = train.odd()  # the driver has no device
     import torch
 
-    got = [(str(v.dtype), list(v.shape), v.device.type, float(v.to(torch.float64).sum()) if v.numel() else 0.0) for v in here]
-    expect("odd_tensors_driver", same(got, "cpu") and not torch.cuda.is_initialized(), counters=dict(_device.counters), initialised=torch.cuda.is_initialized())
+    got = [
+        (str(v.dtype), list(v.shape), v.device.type, float(v.to(torch.float64).sum()) if v.numel() else 0.0)
+        for v in here
+    ]
+    expect(
+        "odd_tensors_driver",
+        same(got, "cpu") and not torch.cuda.is_initialized(),
+        counters=dict(_device.counters),
+        initialised=torch.cuda.is_initialized(),
+    )
 
 
 def lifetime(train: Any, infer: Any) -> None:
@@ -359,8 +448,26 @@ def lifetime(train: Any, infer: Any) -> None:
     infer.drop()
     took = until(lambda: train.memory()["kept"] == 0)
     after = train.memory()
-    holds = settled >= 0 and base == 256 and snapshot == 3 and held["kept"] == 1 and held["allocated_mib"] == 512 and 0 <= took < 3 and after["allocated_mib"] == base
-    expect("kept_while_used_in_place", holds, settled=settled, snapshot=snapshot, seconds=took, base=base, held=held, after=after, infer=infer_base)
+    holds = (
+        settled >= 0
+        and base == 256
+        and snapshot == 3
+        and held["kept"] == 1
+        and held["allocated_mib"] == 512
+        and 0 <= took < 3
+        and after["allocated_mib"] == base
+    )
+    expect(
+        "kept_while_used_in_place",
+        holds,
+        settled=settled,
+        snapshot=snapshot,
+        seconds=took,
+        base=base,
+        held=held,
+        after=after,
+        infer=infer_base,
+    )
 
     infer.load.options(share=True)(train.lend.remote())
     train.change(5)
@@ -487,18 +594,31 @@ class _Without:
 
 
 def many(train: Any, infer: Any) -> None:
-    for count, kib in ((256, 4096), (1200, 1024)):
-        times = []
-        for _ in range(4):
-            began = time.perf_counter()
-            infer.load_all(train.state.remote(count, kib))
-            times.append((time.perf_counter() - began) * 1e3)
-        right = [g[3] for g in infer.kept_sums()] == [float((i % 100) * (kib << 9)) for i in range(count)]
-        expect(
-            f"state_of_{count}_tensors", right, median_ms=round(statistics.median(times[1:]), 1), first_ms=round(times[0], 1), memory=infer.memory(),
-            spans={"train": train.spans(), "infer": infer.spans()},
-        )  # fmt: skip
-        infer.drop()
+    """State dicts of many tensors, to one receiver and to two at once."""
+    (other,) = start(1)
+    for count, kib in ((256, 4096), (1200, 1024), (5000, 200)):
+        for receivers in ([infer], [infer, other]):
+            times = []
+            for _ in range(4):
+                began = time.perf_counter()
+                made = train.state.remote(count, kib)
+                for done in [r.load_all.remote(made) for r in receivers]:
+                    done.result()
+                times.append((time.perf_counter() - began) * 1e3)
+                del made, done
+            want = [float((i % 100) * (kib << 9)) for i in range(count)]
+            right = all([g[2:] for g in r.kept_sums()] == [("cuda", w) for w in want] for r in receivers)
+            expect(
+                f"state_of_{count}_tensors_to_{len(receivers)}",
+                right,
+                median_ms=round(statistics.median(times[1:]), 1),
+                first_ms=round(times[0], 1),
+                memory=infer.memory(),
+                spans={"train": train.spans(), "infer": infer.spans()},
+            )
+            for r in receivers:
+                r.drop()
+    end(other)
 
 
 def driver(train: Any) -> None:
@@ -514,9 +634,16 @@ def driver(train: Any) -> None:
     with open("/proc/self/maps") as f:
         maps = f.read()
     expect(
-        "driver", got.device.type == "cpu" and bool((got == 9).all()) and not torch.cuda.is_initialized() and "/dev/nvidia" not in maps,
-        median_ms=round(statistics.median(times[1:]), 1), initialised=torch.cuda.is_initialized(), libcuda="libcuda.so" in maps, counters=dict(_device.counters),
-    )  # fmt: skip
+        "driver",
+        got.device.type == "cpu"
+        and bool((got == 9).all())
+        and not torch.cuda.is_initialized()
+        and "/dev/nvidia" not in maps,
+        median_ms=round(statistics.median(times[1:]), 1),
+        initialised=torch.cuda.is_initialized(),
+        libcuda="libcuda.so" in maps,
+        counters=dict(_device.counters),
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""Calls to all actors of troupe.ray: by one call of their role, as the adapters of verl and ROLL make it, and by a call to each; in turns.
+"""Calls to all actors of troupe.ray: by one call of their role, as the adapters of verl and ROLL make it, and by a call
+to each; in turns.
 
-    .venv/bin/python benchmarks/python/group_calls.py [ACTORS]
+.venv/bin/python benchmarks/python/group_calls.py [ACTORS]
 """
 
 import statistics
@@ -51,7 +52,11 @@ def main(count):
                     do(method, value)
                 found.append((time.perf_counter() - start) / calls * 1e3)
         apart, one = (statistics.median(found) for found in times.values())
-        print(f"{count} actors, {name}: a call to each {apart:.2f} ms, one call {one:.2f} ms: {apart / one:.1f} times as long", flush=True)
+        print(
+            f"{count} actors, {name}: a call to each {apart:.2f} ms, one call {one:.2f} ms: {apart / one:.1f} times "
+            "as long",
+            flush=True,
+        )
     ray.shutdown()
 
 

@@ -15,7 +15,11 @@ SMALL = b"x" * 64
 def p50(samples: list[float]) -> dict[str, float]:
     samples.sort()
     n = len(samples)
-    return {"p50_us": round(samples[n // 2] * 1e6, 1), "p99_us": round(samples[min(n - 1, n * 99 // 100)] * 1e6, 1), "calls": n}
+    return {
+        "p50_us": round(samples[n // 2] * 1e6, 1),
+        "p99_us": round(samples[min(n - 1, n * 99 // 100)] * 1e6, 1),
+        "calls": n,
+    }
 
 
 def timed(call: Callable[[], Any], seconds: float, most: int, warm: int = 50) -> dict[str, float]:
@@ -32,10 +36,14 @@ def timed(call: Callable[[], Any], seconds: float, most: int, warm: int = 50) ->
 
 
 def in_turns(
-    without: Callable[[], Any], call: Callable[[], Any], seconds: float, prepare: Callable[[], Callable[[], Any]] | None = None, block: int = 100
+    without: Callable[[], Any],
+    call: Callable[[], Any],
+    seconds: float,
+    prepare: Callable[[], Callable[[], Any]] | None = None,
+    block: int = 100,
 ) -> dict[str, float]:
-    """The time of a call, and its ratio to that of another: both are measured in blocks, in turns. prepare is called before each block
-    of the first; what it returns, after it."""
+    """The time of a call, and its ratio to that of another: both are measured in blocks, in turns. prepare is called
+    before each block of the first; what it returns, after it."""
     samples: dict[bool, list[float]] = {False: [], True: []}
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or not samples[True]:
@@ -70,7 +78,9 @@ def beside_busy_thread(call: Callable[[], Any], seconds: float) -> dict[str, flo
         thread.join()
 
 
-def in_flight(send: Callable[[], Any], get: Callable[[Any], Any], seconds: float, width: int = 1000) -> dict[str, float]:
+def in_flight(
+    send: Callable[[], Any], get: Callable[[Any], Any], seconds: float, width: int = 1000
+) -> dict[str, float]:
     """Calls a second with so many under way."""
     from collections import deque
 

@@ -1,6 +1,6 @@
 """Resident memory of a driver and its workers before, during and after many large calls; one JSON object.
 
-    make memory-python            # CALLS=1000, 16 MiB each way
+make memory-python            # CALLS=1000, 16 MiB each way
 """
 
 from __future__ import annotations
@@ -59,7 +59,19 @@ def main() -> int:
         time.sleep(6)
         after = look()
         grown = max(a["private"] + a["shared"] - b["private"] - b["shared"] for a, b in zip(after, before, strict=True))
-    print(json.dumps({"calls": calls, "mib": size // MIB, "processes": "driver, 4 workers", "before": before, "most": most, "after": after, "grown": grown}))
+    print(
+        json.dumps(
+            {
+                "calls": calls,
+                "mib": size // MIB,
+                "processes": "driver, 4 workers",
+                "before": before,
+                "most": most,
+                "after": after,
+                "grown": grown,
+            }
+        )
+    )
     return 1 if grown > 2 * size // MIB else 0
 
 

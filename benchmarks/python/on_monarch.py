@@ -91,8 +91,15 @@ def result() -> dict[str, Any]:
 if __name__ == "__main__":
     loops.serve(
         {
-            "call_1_1": call_1_1, "call_1_1_busy_thread": busy, "in_flight_1000": in_flight, "one_to_all_1": lambda: one_to_all(1),
-            "one_to_all_8": lambda: one_to_all(8), "one_to_all_32": lambda: one_to_all(32), "create_8": lambda: create(8),
-            "create_32": lambda: create(32), "argument_64mib": argument, "result_64mib": result,
+            "call_1_1": call_1_1,
+            "call_1_1_busy_thread": busy,
+            "in_flight_1000": in_flight,
+            "one_to_all_1": lambda: one_to_all(1),
+            "one_to_all_8": lambda: one_to_all(8),
+            "one_to_all_32": lambda: one_to_all(32),
+            "create_8": lambda: create(8),
+            "create_32": lambda: create(32),
+            "argument_64mib": argument,
+            "result_64mib": result,
         }
-    )  # fmt: skip
+    )

@@ -28,7 +28,6 @@ class Worker:
             self.array = numpy.ones(64 << 17)
         return self.array
 
-
     def made(self) -> Any:
         return numpy.ones(64 << 20, numpy.uint8)
 
@@ -135,10 +134,22 @@ if __name__ == "__main__":
     ray.init(include_dashboard=False, log_to_driver=False, num_cpus=64)
     loops.serve(
         {
-            "call_1_1": call_1_1, "call_1_1_busy_thread": busy, "in_flight_1000": in_flight, "one_to_all_1": lambda: one_to_all(1),
-            "one_to_all_8": lambda: one_to_all(8), "one_to_all_32": lambda: one_to_all(32), "create_8": lambda: create(8),
-            "create_32": lambda: create(32), "argument_64mib": argument, "result_64mib": result, "result_made_64mib": result_made,
-            "scatter_gather_256mib": scatter_gather, "broadcast_256mib": lambda: broadcast("size"), "broadcast_read_256mib": lambda: broadcast("largest"),
-            "worker_to_worker_64mib": worker_to_worker, "put_get_64mib": put_get, "placement_group": placement_group,
+            "call_1_1": call_1_1,
+            "call_1_1_busy_thread": busy,
+            "in_flight_1000": in_flight,
+            "one_to_all_1": lambda: one_to_all(1),
+            "one_to_all_8": lambda: one_to_all(8),
+            "one_to_all_32": lambda: one_to_all(32),
+            "create_8": lambda: create(8),
+            "create_32": lambda: create(32),
+            "argument_64mib": argument,
+            "result_64mib": result,
+            "result_made_64mib": result_made,
+            "scatter_gather_256mib": scatter_gather,
+            "broadcast_256mib": lambda: broadcast("size"),
+            "broadcast_read_256mib": lambda: broadcast("largest"),
+            "worker_to_worker_64mib": worker_to_worker,
+            "put_get_64mib": put_get,
+            "placement_group": placement_group,
         }
-    )  # fmt: skip
+    )

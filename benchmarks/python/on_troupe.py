@@ -24,7 +24,6 @@ class Worker:
     def result(self) -> Any:
         return self.array
 
-
     def made(self) -> Any:
         return numpy.ones(64 << 20, numpy.uint8)
 
@@ -60,7 +59,9 @@ def cluster(n: int) -> troupe.Cluster:
     for other in [k for k in made if k != n]:
         made.pop(other).shutdown()
     if n not in made:
-        made[n] = troupe.Cluster(f"bench-{n}", Worker if n == 1 else Small, worker_config=troupe.WorkerConfig(world_size=n))
+        made[n] = troupe.Cluster(
+            f"bench-{n}", Worker if n == 1 else Small, worker_config=troupe.WorkerConfig(world_size=n)
+        )
     return made[n]
 
 
@@ -180,7 +181,9 @@ def kill_busy(n: int) -> dict[str, Any]:
     """From kill of a role with a running call on every rank until the call has failed, and name and CPUs are free."""
     taken = []
     for _ in range(5):
-        role = troupe.Cluster("killed", Small, worker_config=troupe.WorkerConfig(world_size=n, num_cpus_per_worker=0.01))
+        role = troupe.Cluster(
+            "killed", Small, worker_config=troupe.WorkerConfig(world_size=n, num_cpus_per_worker=0.01)
+        )
         running = role.execute_all_async("nap", 60)
         while not all(i["calls"] for i in role.info()):
             time.sleep(0.01)
@@ -249,16 +252,34 @@ if __name__ == "__main__":
     with troupe.init(gpus="none"):
         loops.serve(
             {
-                "call_1_1": call_1_1, "call_1_1_served": call_served, "call_1_1_control": call_control, "call_1_1_busy_thread": busy,
-                "in_flight_1000": in_flight, "one_to_all_1": lambda: one_to_all(1),
-                "one_to_all_8": lambda: one_to_all(8), "one_to_all_32": lambda: one_to_all(32), "create_8": lambda: create(8),
-                "create_32": lambda: create(32), "kill_busy_1": lambda: kill_busy(1), "kill_busy_8": lambda: kill_busy(8),
-                "argument_64mib": argument, "result_64mib": result, "result_made_64mib": lambda: result_made("made"),
-                "result_empty_64mib": lambda: result_made("empty"), "result_written_64mib": lambda: result_written(False),
-                "result_copied_written_64mib": lambda: result_written(True), "scatter_gather_256mib": scatter_gather,
-                "broadcast_256mib": lambda: broadcast("size", 256 << 20), "broadcast_read_256mib": lambda: broadcast("largest", 0x0101010101010101),
-                "worker_to_worker_64mib": worker_to_worker, "plain_copy_64mib": plain_copy,
-                "one_to_each_8": lambda: one_to_each(8), "one_to_each_32": lambda: one_to_each(32), "create_each_8": lambda: create_each(8),
-                "create_each_32": lambda: create_each(32), "put_get_64mib": put_get, "placement_group": reserve,
+                "call_1_1": call_1_1,
+                "call_1_1_served": call_served,
+                "call_1_1_control": call_control,
+                "call_1_1_busy_thread": busy,
+                "in_flight_1000": in_flight,
+                "one_to_all_1": lambda: one_to_all(1),
+                "one_to_all_8": lambda: one_to_all(8),
+                "one_to_all_32": lambda: one_to_all(32),
+                "create_8": lambda: create(8),
+                "create_32": lambda: create(32),
+                "kill_busy_1": lambda: kill_busy(1),
+                "kill_busy_8": lambda: kill_busy(8),
+                "argument_64mib": argument,
+                "result_64mib": result,
+                "result_made_64mib": lambda: result_made("made"),
+                "result_empty_64mib": lambda: result_made("empty"),
+                "result_written_64mib": lambda: result_written(False),
+                "result_copied_written_64mib": lambda: result_written(True),
+                "scatter_gather_256mib": scatter_gather,
+                "broadcast_256mib": lambda: broadcast("size", 256 << 20),
+                "broadcast_read_256mib": lambda: broadcast("largest", 0x0101010101010101),
+                "worker_to_worker_64mib": worker_to_worker,
+                "plain_copy_64mib": plain_copy,
+                "one_to_each_8": lambda: one_to_each(8),
+                "one_to_each_32": lambda: one_to_each(32),
+                "create_each_8": lambda: create_each(8),
+                "create_each_32": lambda: create_each(32),
+                "put_get_64mib": put_get,
+                "placement_group": reserve,
             }
-        )  # fmt: skip
+        )

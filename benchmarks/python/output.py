@@ -1,8 +1,9 @@
-"""How much the output of workers slows down calls: 32 ranks print 1,000 lines a second each while a driver makes blocking calls.
+"""How much the output of workers slows down calls: 32 ranks print 1,000 lines a second each while a driver makes
+blocking calls.
 
-Rounds alternate between three states, so that the load of the machine affects them alike: the ranks are quiet; they print to
-/dev/null, which costs the machine the printing alone; they print to their stdout, which Troupe reads, stores and shows. The last line is
-one JSON object.
+Rounds alternate between three states, so that the load of the machine affects them alike: the ranks are quiet; they
+print to /dev/null, which costs the machine the printing alone; they print to their stdout, which Troupe reads, stores
+and shows. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -37,7 +38,11 @@ class Printer(Worker):
             time.sleep(max(0.0, due - time.monotonic()))
             out = {"quiet": None, "null": null, "shown": sys.stdout}[self.state]
             for _ in range(rate // 50 if out is not None else 0):
-                print(f"step {self.printed} of rank {self.rank}: loss 0.123456, gradient norm 1.2345", file=out, flush=True)
+                print(
+                    f"step {self.printed} of rank {self.rank}: loss 0.123456, gradient norm 1.2345",
+                    file=out,
+                    flush=True,
+                )
                 self.printed += 1
 
     def become(self, state: str) -> int:
@@ -62,7 +67,12 @@ def measure(echo, seconds: float) -> list[float]:
 def summary(times: list[float]) -> dict[str, float]:
     """The fifth of the calls that was fastest shows the cost where other programs use the machine too."""
     fast, median = statistics.quantiles(times, n=10)[1:5:3]
-    return {"fast_us": round(fast, 1), "median_us": round(median, 1), "mean_us": round(statistics.fmean(times), 1), "calls": len(times)}
+    return {
+        "fast_us": round(fast, 1),
+        "median_us": round(median, 1),
+        "mean_us": round(statistics.fmean(times), 1),
+        "calls": len(times),
+    }
 
 
 def main() -> None:
@@ -95,7 +105,9 @@ def main() -> None:
     row: dict[str, Any] = {state: summary(t) for state, t in times.items()}
     row["lines_per_second"] = round(printed / shown_seconds)
     for state, against in (("shown", "quiet"), ("shown", "null"), ("null", "quiet")):
-        row[f"{state}_slower_than_{against}_percent"] = round(100 * (row[state]["median_us"] / row[against]["median_us"] - 1), 1)
+        row[f"{state}_slower_than_{against}_percent"] = round(
+            100 * (row[state]["median_us"] / row[against]["median_us"] - 1), 1
+        )
     print(json.dumps(row), file=result)
 
 

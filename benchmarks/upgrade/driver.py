@@ -1,7 +1,7 @@
 """A driver that runs with the Python package of both versions: `driver.py once|create|call|destroy|steady ROLE`.
 
-create leaves a detached role, which call calls and destroy destroys; once creates a role, calls and destroys it; steady calls its role until its
-standard input is closed."""
+create leaves a detached role, which call calls and destroy destroys; once creates a role, calls and destroys it; steady
+calls its role until its standard input is closed."""
 
 import sys
 import threading

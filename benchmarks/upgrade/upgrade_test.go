@@ -227,8 +227,8 @@ func TestEarlierAgentAndDriversWithACurrentHead(t *testing.T) {
 		require.Contains(t, s.processes(r), "rank 2 of 4 on device 2: 9.0")
 		require.Contains(t, s.python(r, "once", "counter"), "[(1, 1048576.0), (1, 1048576.0)]")
 	}
-	require.Contains(t, s.command(current, "doctor"), "its agent is older than this program")
-	require.Contains(t, s.command(current, "status"), "?")
+	require.Contains(t, s.command(current, "doctor"), "upgrade the agent")
+	require.Contains(t, s.command(current, "status"), "0.0.9")
 	s.command(earlier, "status")
 }
 

@@ -16,7 +16,7 @@ func StartCluster(t testing.TB) []*server.Server {
 	t.Helper()
 	for range 3 {
 		servers := startServers(t, []int{FreePort(t), FreePort(t), FreePort(t)})
-		if slices.ContainsFunc(servers, func(s *server.Server) bool { return !s.ReadyForConnections(5 * time.Second) }) {
+		if slices.ContainsFunc(servers, func(s *server.Server) bool { return !s.ReadyForConnections(20 * time.Second) }) {
 			for _, s := range servers { // another process was given one of the ports meanwhile, and a server says nothing of it
 				s.Shutdown()
 			}

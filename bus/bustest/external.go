@@ -64,8 +64,8 @@ func serve(dir string) error {
 		return err
 	}
 	srv.Start()
-	if !srv.ReadyForConnections(10 * time.Second) {
-		return fmt.Errorf("nats-server is not ready after 10 s")
+	if !srv.ReadyForConnections(time.Minute) {
+		return fmt.Errorf("nats-server is not ready after a minute")
 	}
 	fmt.Println(srv.ClientURL())
 	_, _ = io.Copy(io.Discard, os.Stdin) // the end of the input stops the server
@@ -182,7 +182,7 @@ func stop(t testing.TB, cmd *exec.Cmd, stdin io.Closer, waited chan error) {
 		if err != nil {
 			t.Errorf("bustest.External: nats-server ended badly: %v", err)
 		}
-	case <-time.After(20 * time.Second):
+	case <-time.After(2 * time.Minute):
 		_ = cmd.Process.Kill()
 		t.Errorf("bustest.External: nats-server did not stop within 20 s and was killed: %v", <-waited)
 	}

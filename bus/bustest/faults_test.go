@@ -178,7 +178,7 @@ func TestCut(t *testing.T) {
 	require.Equal(t, 4, <-conns)
 	require.Equal(t, 1, f.Connections())
 	nc.Close()
-	require.Eventually(t, func() bool { return f.Connections() == 0 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return f.Connections() == 0 }, 2*time.Minute, time.Millisecond)
 }
 
 func TestFreezeAndThaw(t *testing.T) {

@@ -3,7 +3,7 @@ package bustest
 import (
 	"time"
 
-	"troupe/bus"
+	"troupe/bus/values"
 )
 
 // sharedFetch is a body that one memory of a SharedHost fetches for the others. The mutex of the host guards it.
@@ -18,11 +18,11 @@ type sharedFetch struct {
 type joiner struct {
 	memory *Memory
 	n      int64
-	done   func(bus.HostFetch, []byte)
+	done   func(values.HostFetch, []byte)
 }
 
-// Join is bus.Sharing. Some joins fail, at once or late, and some end before the body is whole.
-func (m *Memory) Join(name string, n int64, waits func(), done func(bus.HostFetch, []byte)) {
+// Join is values.Sharing. Some joins fail, at once or late, and some end before the body is whole.
+func (m *Memory) Join(name string, n int64, waits func(), done func(values.HostFetch, []byte)) {
 	h := m.shared
 	if h == nil {
 		done(nil, nil)
@@ -84,7 +84,7 @@ func (h *SharedHost) leave(f *sharedFetch, j *joiner) bool {
 func (f *sharedFetch) Room() []byte { return f.room }
 func (f *sharedFetch) Moved()       {}
 
-// Whole is bus.HostFetch. Some views are late, and some fail.
+// Whole is values.HostFetch. Some views are late, and some fail.
 func (f *sharedFetch) Whole(done func(body []byte)) {
 	h := f.memory.shared
 	h.mu.Lock()
@@ -114,7 +114,7 @@ func (f *sharedFetch) Whole(done func(body []byte)) {
 	})
 }
 
-// End is bus.HostFetch. The next joiner begins anew.
+// End is values.HostFetch. The next joiner begins anew.
 func (f *sharedFetch) End() {
 	h := f.memory.shared
 	h.mu.Lock()

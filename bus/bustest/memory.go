@@ -8,7 +8,7 @@ import (
 	"unsafe"
 )
 
-// Memory is a bus.Memory that detects misuse: an access to a freed body ends the program with a fault, and a body that
+// Memory is a values.Memory that detects misuse: an access to a freed body ends the program with a fault, and a body that
 // is freed twice, or never, fails the test.
 type Memory struct {
 	t      testing.TB

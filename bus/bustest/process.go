@@ -27,7 +27,7 @@ func Freeze(t testing.TB, pid int) {
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		t.Fatalf("bustest.Freeze: process %d: %v", pid, err)
 	}
-	for late := time.Now().Add(20 * time.Second); !frozen(pid); time.Sleep(time.Millisecond) {
+	for late := time.Now().Add(2 * time.Minute); !frozen(pid); time.Sleep(time.Millisecond) {
 		if time.Now().After(late) {
 			t.Fatalf("bustest.Freeze: process %d goes on", pid)
 		}

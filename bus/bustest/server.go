@@ -18,6 +18,8 @@ type Options struct {
 	Listen bool
 	// StoreDir is the folder of JetStream's files. Zero: a temporary folder of the test.
 	StoreDir string
+	// User and Password, when set, are required of every connection.
+	User, Password string
 	// NoJetStream turns JetStream off.
 	NoJetStream bool
 	// MaxPayload is the size limit of a message, and MaxPending the bytes that the server buffers for a slow connection
@@ -54,15 +56,22 @@ func StartServer(t testing.TB, opts Options) *Server {
 	return s
 }
 
-// FreePort is a port below the ephemeral range: no other process is given it before its server listens, or while that is stopped.
+// FreePort is a port below the ephemeral range, which no other test is given: an abstract Unix socket of its number is
+// held until the test ends.
 func FreePort(t testing.TB) int {
 	t.Helper()
 	for range 100 {
 		port := 20000 + rand.N(12000)
+		claim, err := net.Listen("unix", fmt.Sprintf("@troupe-test-port-%d", port))
+		if err != nil {
+			continue
+		}
 		if l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port)); err == nil {
 			_ = l.Close()
+			t.Cleanup(func() { _ = claim.Close() })
 			return port
 		}
+		_ = claim.Close()
 	}
 	t.Fatal("bustest: no free port between 20000 and 32000")
 	return 0
@@ -81,6 +90,8 @@ func (s *Server) start() {
 		StoreDir:   s.opts.StoreDir,
 		MaxPayload: s.opts.MaxPayload,
 		MaxPending: s.opts.MaxPending,
+		Username:   s.opts.User,
+		Password:   s.opts.Password,
 
 		JetStreamMaxMemory: 256 << 20,
 		JetStreamMaxStore:  4 << 30,
@@ -93,9 +104,9 @@ func (s *Server) start() {
 		s.t.Fatalf("bustest: %v", err)
 	}
 	srv.Start()
-	if !srv.ReadyForConnections(10 * time.Second) {
+	if !srv.ReadyForConnections(time.Minute) {
 		srv.Shutdown()
-		s.t.Fatalf("bustest: nats-server on port %d with store %s is not ready after 10 s", s.port, s.opts.StoreDir)
+		s.t.Fatalf("bustest: nats-server on port %d with store %s is not ready after a minute", s.port, s.opts.StoreDir)
 	}
 	s.mu.Lock() // not earlier: an in-process connection would arrive before JetStream is ready
 	s.srv = srv

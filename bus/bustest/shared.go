@@ -6,7 +6,7 @@ import (
 	"time"
 	"unsafe"
 
-	"troupe/bus"
+	"troupe/bus/values"
 	"troupe/bus/wire"
 )
 
@@ -25,7 +25,7 @@ type SharedHost struct {
 	fetched  int
 }
 
-var _ bus.Sharing = (*Memory)(nil)
+var _ values.Sharing = (*Memory)(nil)
 
 // Share makes memories share their bodies.
 func Share(rng *rand.Rand, all ...*Memory) *SharedHost {
@@ -59,7 +59,7 @@ func (h *SharedHost) remove(body []byte) {
 	delete(h.gens, at)
 }
 
-// Locate is bus.Sharing. Every other body is not shared.
+// Locate is values.Sharing. Every other body is not shared.
 func (m *Memory) Locate(body []byte) wire.Location {
 	h := m.shared
 	if h == nil {
@@ -75,7 +75,7 @@ func (m *Memory) Locate(body []byte) wire.Location {
 	return wire.Location{Owner: "00000000000000000000000000000000", Segment: 1, Gen: h.last}
 }
 
-// Attach is bus.Sharing.
+// Attach is values.Sharing.
 func (m *Memory) Attach(at wire.Location, n int64, done func(body []byte)) {
 	h := m.shared
 	if h == nil {

@@ -371,7 +371,7 @@ var errForgotten = errors.New("the server no longer knows the id of the write")
 func (bucket *Bucket) send(ctx context.Context, ops []Op, fences []fence) ([]uint64, error) {
 	w := &write{msgs: bucket.messages(ops, fences), id: bucket.id + strconv.FormatUint(bucket.ids.Add(1), 36), started: time.Now()}
 	w.msgs[len(w.msgs)-1].Header[jetstream.MsgIDHeader] = []string{w.id}
-	reconnects := bucket.b.Conn().Stats().Reconnects
+	reconnects := bucket.b.Reconnects()
 	err := bucket.retry(ctx, func(ctx context.Context) error {
 		if w.uncertain && time.Since(w.started) > dedupWindow/2 {
 			return errForgotten
@@ -383,8 +383,8 @@ func (bucket *Bucket) send(ctx context.Context, ops []Op, fences []fence) ([]uin
 			return err
 		}
 		err := bucket.publish(ctx, w)
-		w.uncertain = w.uncertain || unanswered(err)
-		w.unsteady = w.unsteady || unsent(err) || bucket.b.Conn().Stats().Reconnects != reconnects
+		w.uncertain = w.uncertain || unanswered(err) || bucket.reopening(err)
+		w.unsteady = w.unsteady || unsent(err) || bucket.b.Reconnects() != reconnects
 		if refused(err) || bus.HasServerCode(err, codeBatchDuplicate) {
 			return bucket.recall(ctx, w, err)
 		}

@@ -34,23 +34,16 @@ func (c *serverClock) now(reconnects uint64) (now time.Time, ok bool) {
 
 // serverNow is a lower bound of the server's clock.
 func (bucket *Bucket) serverNow(ctx context.Context) (time.Time, error) {
-	reconnects := bucket.b.Conn().Stats().Reconnects
+	reconnects := bucket.b.Reconnects()
 	if now, ok := bucket.clock.now(reconnects); ok {
 		return now, nil
 	}
-	var stamp time.Time
-	err := bucket.retry(ctx, func(ctx context.Context) error {
-		s, err := bucket.b.JetStream().Stream(ctx, bucket.stream)
-		if err == nil {
-			stamp = s.CachedInfo().TimeStamp
-		}
-		return err
-	})
+	info, err := bucket.info(ctx, "read the server's clock")
 	if err != nil {
-		return time.Time{}, bucket.fail(ctx, "read the server's clock", err)
+		return time.Time{}, err
 	}
-	bucket.clock.set(stamp, reconnects)
-	return stamp, nil
+	bucket.clock.set(info.TimeStamp, reconnects)
+	return info.TimeStamp, nil
 }
 
 // expired reports whether a lease has ended by the server's clock. The server may still serve it: for a moment after

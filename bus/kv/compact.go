@@ -123,17 +123,34 @@ func (bucket *Bucket) raiseLimit(ctx context.Context, by int64) error {
 
 // lastSequence is the sequence of the newest message that the bucket ever had.
 func (bucket *Bucket) lastSequence(ctx context.Context) (last uint64, err error) {
+	info, err := bucket.info(ctx, "read the last sequence")
+	if err != nil {
+		return 0, err
+	}
+	return info.State.LastSeq, nil
+}
+
+// Created is when the bucket was created, by the server's clock. One that was lost and created again is younger than what it had.
+func (bucket *Bucket) Created(ctx context.Context) (time.Time, error) {
+	info, err := bucket.info(ctx, "read the time of its creation")
+	if err != nil {
+		return time.Time{}, err
+	}
+	return info.Created, nil
+}
+
+func (bucket *Bucket) info(ctx context.Context, doing string) (info *jetstream.StreamInfo, err error) {
 	err = bucket.retry(ctx, func(ctx context.Context) error {
 		s, err := bucket.b.JetStream().Stream(ctx, bucket.stream)
 		if err == nil {
-			last = s.CachedInfo().State.LastSeq
+			info = s.CachedInfo()
 		}
 		return err
 	})
 	if err != nil {
-		return 0, bucket.fail(ctx, "read the last sequence", err)
+		return nil, bucket.fail(ctx, doing, err)
 	}
-	return last, nil
+	return info, nil
 }
 
 // scan reads the newest record of every key, including markers, without values. It includes everything acknowledged
@@ -199,7 +216,7 @@ func (bucket *Bucket) Maintain(ctx context.Context) {
 	var due uint64 // number of messages that makes a compaction necessary
 	for ctx.Err() == nil {
 		messages, full := bucket.size(ctx)
-		now := bucket.b.Conn().Stats().Reconnects
+		now := bucket.b.Reconnects()
 		if scanned.IsZero() || time.Since(scanned) > rescanEvery || now != reconnects || messages > due || full {
 			act, cancel := context.WithTimeout(ctx, maintainAct)
 			done, err := bucket.Compact(act, full)

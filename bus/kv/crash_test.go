@@ -35,7 +35,7 @@ func expiredMarkers(t *testing.T, b *bus.Bus, stream string, most uint64) {
 	require.Eventually(t, func() bool {
 		s, err := b.JetStream().Stream(t.Context(), stream)
 		return err == nil && s.CachedInfo().State.Msgs <= most
-	}, 20*time.Second, 50*time.Millisecond)
+	}, 2*time.Minute, 50*time.Millisecond)
 }
 
 // storedValue is the server's own value of a key, ghost or not.

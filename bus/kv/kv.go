@@ -332,9 +332,9 @@ func decodeHeader(raw []byte) (nats.Header, error) {
 func (bucket *Bucket) retry(ctx context.Context, try func(context.Context) error) error {
 	limit, waits := attemptLimit, retries.Start()
 	for {
-		attempt, cancel := context.WithTimeout(ctx, limit)
+		attempt, cancel := bucket.b.Attempt(ctx, limit)
 		err := try(attempt)
-		if unanswered(err) {
+		if unanswered(err) && !bucket.b.Clustered() { // in a cluster, the silent server is soon replaced
 			limit *= 2
 		}
 		if missing(err) {
@@ -343,7 +343,7 @@ func (bucket *Bucket) retry(ctx context.Context, try func(context.Context) error
 			}
 		}
 		cancel()
-		if !transient(err) && !(bucket.cfg.Memory && missing(err)) {
+		if !transient(err) && !bucket.reopening(err) && !(bucket.cfg.Memory && missing(err)) {
 			return err
 		}
 		if waits.Wait(ctx) != nil {
@@ -392,6 +392,11 @@ func transient(err error) bool {
 		bus.HasServerCode(err, codeClusterNoLeader, codeClusterNotAvail, codeTooManyBatches, codeBatchIncomplete, codeIDInProcess)
 }
 
+// reopening reports that the connection ended during a request, and that the bus opens another one. The outcome is open.
+func (bucket *Bucket) reopening(err error) bool {
+	return errors.Is(err, nats.ErrConnectionClosed) && !bucket.b.Closed()
+}
+
 // unsent reports errors that mean that nothing has reached the bucket.
 func unsent(err error) bool {
 	return errors.Is(err, nats.ErrNoResponders) || errors.Is(err, nats.ErrReconnectBufExceeded)
@@ -411,13 +416,13 @@ func (bucket *Bucket) fail(ctx context.Context, doing string, err error) error {
 	switch {
 	case errors.Is(ctx.Err(), context.Canceled):
 		code, why = bus.CodeCancelled, "the caller cancelled the call"
-	case errors.Is(err, nats.ErrConnectionClosed), bucket.b.Closed():
+	case bucket.b.Closed():
 		code, why = bus.CodeClosed, bucket.b.ClosedError().Error()
 	case errors.Is(err, jetstream.ErrStreamNotFound):
 		code, why = bus.CodeNotFound, "the bucket is gone"
 	case errors.Is(err, nats.ErrMaxPayload):
 		code, why = bus.CodeInvalid, fmt.Sprintf("a value is over the server's limit of %d bytes", bucket.b.MaxPayload())
-	case unsent(err), !bucket.b.Connected(), errors.Is(err, jetstream.ErrJetStreamNotEnabled):
+	case unsent(err), !bucket.b.Connected(), errors.Is(err, nats.ErrConnectionClosed), errors.Is(err, jetstream.ErrJetStreamNotEnabled):
 		code, why = bus.CodeUnavailable, "the server is unreachable"
 	case bus.HasServerCode(err, bus.CodeStoreOffline):
 		code, why = bus.CodeUnavailable, "the store accepts no writes"

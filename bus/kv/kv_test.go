@@ -93,7 +93,7 @@ func nextEvent(t *testing.T, events <-chan kv.Event) string {
 			return "-" + ev.Key
 		}
 		return "complete"
-	case <-time.After(20 * time.Second):
+	case <-time.After(2 * time.Minute):
 		t.Fatal("no event")
 		return ""
 	}
@@ -236,7 +236,7 @@ func TestKVOpenChangesNothing(t *testing.T) {
 	require.Zero(t, updates)
 	cfg.MaxBytes *= 2
 	openKV(t, b, cfg)
-	_, err = sub.NextMsg(10 * time.Second)
+	_, err = sub.NextMsg(2 * time.Minute)
 	require.NoError(t, err, "a change is one")
 }
 
@@ -402,7 +402,7 @@ func TestKVWaitsOutARestart(t *testing.T) {
 		defer cancel()
 		_, err = bucket.Put(short, "a", []byte("2"))
 		return errors.Is(err, bus.ErrUnavailable)
-	}, 20*time.Second, time.Millisecond)
+	}, 2*time.Minute, time.Millisecond)
 	doneCh := make(chan error)
 	go func() {
 		_, err := bucket.Update(context.Background(), "a", []byte("3"), first)
@@ -427,7 +427,7 @@ func TestKVOnThreeReplicas(t *testing.T) {
 			bucket, err := kv.Open(ctx, b, kv.Config{Bucket: "test", Replicas: 3})
 			kvs[i] = bucket
 			return err == nil
-		}, 30*time.Second, 20*time.Millisecond)
+		}, 2*time.Minute, 20*time.Millisecond)
 		leases = openKV(t, b, kv.Config{Bucket: "leases", Leases: true})
 		require.Equal(t, 3, leases.Replicas(), "as many as the cluster offers")
 	}

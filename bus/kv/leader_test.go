@@ -36,7 +36,7 @@ func stand(ctx context.Context, on side, id string) candidate {
 }
 
 func standWith(ctx context.Context, on side, cfg kv.LeadConfig) candidate {
-	cfg.Key, cfg.Leases, cfg.TTL = "lead", on.leases, 2*time.Second
+	cfg.Key, cfg.Leases, cfg.TTL = "lead", on.leases, 2*time.Second // without leases, the stream decides
 	c := candidate{make(chan ledTerm, 8), make(chan error), make(chan error, 1)}
 	go func() {
 		c.doneCh <- on.kv.Lead(ctx, cfg, func(ctx context.Context, t *kv.Term) error {
@@ -165,76 +165,63 @@ func TestLeaderOfALostBucketIsFenced(t *testing.T) {
 	require.ErrorIs(t, <-c.doneCh, context.Canceled)
 }
 
-// A leader that keeps its term takes a lost lease again, and leads on until another term has begun.
-func TestLeaderKeepsItsTermWithoutItsLease(t *testing.T) {
-	busBubble(t, func(t *testing.T, f *bustest.Faults, badBus, goodBus *bus.Bus) {
-		bad, good := openSide(t, badBus), openSide(t, goodBus)
-		ctx, cancel := context.WithCancel(t.Context())
-		a := standWith(ctx, bad, kv.LeadConfig{ID: "a", KeepTerm: true})
-		first := <-a.termCh
-		before := time.Now()
-		require.NoError(t, good.leases.Delete(ctx, "lead", 0)) // an operator deletes the lease
-		awaitHolder(t, good, "a", before)
-		f.Freeze() // until the lease has expired
-		time.Sleep(10 * time.Second)
-		f.Thaw()
-		awaitHolder(t, good, "a", before.Add(5*time.Second))
-		require.NoError(t, first.ctx.Err())
-		_, err := first.Put(ctx, "k", nil)
-		require.NoError(t, err)
-
-		b := stand(ctx, good, "b")
-		f.Freeze()
-		second := <-b.termCh
-		require.NoError(t, first.ctx.Err(), "it cannot know yet")
-		f.Thaw()
-		<-first.ctx.Done()
-		require.Greater(t, second.Epoch(), first.Epoch())
-		_, err = first.Put(ctx, "k", nil)
-		require.ErrorIs(t, err, bus.ErrFenced)
-		cancel()
-		require.ErrorIs(t, <-a.doneCh, context.Canceled)
-		require.ErrorIs(t, <-b.doneCh, context.Canceled)
-	})
+// Of two leaders without a mandate, the later one fences the earlier.
+func TestLaterTermFencesTheEarlier(t *testing.T) {
+	t.Parallel()
+	b := openKV(t, bustest.Open(t, bus.Config{InProcess: bustest.StartServer(t, bustest.Options{})}))
+	first, err := b.Begin(t.Context(), "lead", "a")
+	require.NoError(t, err)
+	require.NoError(t, first.Confirm(t.Context()))
+	second, err := b.Begin(t.Context(), "lead", "b")
+	require.NoError(t, err)
+	require.ErrorIs(t, first.Confirm(t.Context()), bus.ErrFenced)
+	_, err = first.Put(t.Context(), "k", nil)
+	require.ErrorIs(t, err, bus.ErrFenced)
+	_, err = second.Put(t.Context(), "k", nil)
+	require.NoError(t, err)
 }
 
-// awaitHolder waits until a lease of the leader was written after that time.
-func awaitHolder(t *testing.T, on side, id string, after time.Time) {
-	t.Helper()
-	for range 100 {
-		e, err := on.leases.Get(t.Context(), "lead")
-		if err == nil && string(e.Value) == id && e.Time.After(after) {
-			return
-		}
-		time.Sleep(200 * time.Millisecond)
+// In a cluster of embedded servers, the candidate leads whose server leads the stream; a leader that resigns hands the stream over, and one that
+// was deposed can write nothing.
+func TestLeaderFollowsTheStream(t *testing.T) {
+	m := bustest.StartMembers(t)
+	const stream = "KV_test"
+	var on []side
+	for i := range 3 {
+		on = append(on, side{kv: openKV(t, m.Bus(i))})
 	}
-	t.Fatal("the lease was not taken again")
-}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var candidates []candidate
+	for i, s := range on {
+		candidates = append(candidates, standWith(ctx, s, kv.LeadConfig{ID: m.Name(i)}))
+	}
+	first := m.Leader(stream)
+	term := <-candidates[first].termCh
+	require.NoError(t, term.Confirm(ctx))
+	require.True(t, term.Valid())
 
-// The lease of a leader that is known to have ended is taken at once.
-func TestLeaderThatHasEndedIsSucceededAtOnce(t *testing.T) {
-	busBubble(t, func(t *testing.T, _ *bustest.Faults, _, goodBus *bus.Bus) {
-		good := openSide(t, goodBus)
-		ctx, cancel := context.WithCancel(t.Context())
-		_, err := good.leases.Lease(ctx, "lead", []byte("dead"), time.Hour)
-		require.NoError(t, err)
-		knownCh := make(chan struct{})
-		began := time.Now()
-		c := standWith(ctx, good, kv.LeadConfig{ID: "next", HolderEnded: func(ctx context.Context, id string) bool {
-			require.Equal(t, "dead", id)
-			select {
-			case <-knownCh:
-				return true
-			case <-ctx.Done():
-				return false
-			}
-		}})
-		time.Sleep(time.Minute)
-		require.Empty(t, c.termCh)
-		close(knownCh)
-		<-c.termCh
-		require.Less(t, time.Since(began), 2*time.Minute)
-		cancel()
-		require.ErrorIs(t, <-c.doneCh, context.Canceled)
+	resigned := errors.New("enough")
+	candidates[first].resignCh <- resigned
+	require.ErrorIs(t, <-candidates[first].doneCh, resigned)
+	var second int
+	m.Await("another member leads", func() bool { second = m.Leader(stream); return second != first })
+	next := <-candidates[second].termCh
+	require.Greater(t, next.Epoch(), term.Epoch())
+	require.ErrorIs(t, term.Confirm(ctx), bus.ErrFenced)
+
+	m.Stop(second)
+	third := 3 - first - second
+	m.Await("the third member leads", func() bool {
+		return m.Leader(stream) == third || m.Bus(first).Member().Leads(stream) && m.Bus(first).Member().HandOver(stream) == nil
 	})
+	last := <-candidates[third].termCh
+	require.Greater(t, last.Epoch(), next.Epoch())
+	_, err := last.Put(ctx, "k", nil)
+	require.NoError(t, err)
+	<-next.ctx.Done()
+	cancel()
+	for _, i := range []int{second, third} {
+		require.Error(t, <-candidates[i].doneCh)
+	}
 }

@@ -226,7 +226,7 @@ func (l *Lease) Lost() <-chan struct{} {
 func (l *Lease) Err() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.expireLocked() // the timer may be late: whoever sees that it is not valid also learns why
+	l.expireLocked() // the timer may be late: a caller that finds it invalid also learns why
 	return l.err
 }
 

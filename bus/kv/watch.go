@@ -116,14 +116,18 @@ func (w *watch) follow(ctx context.Context) (completed bool, err error) {
 // untilReconnect cancels the context when the connection has been replaced: messages in flight are lost.
 func (w *watch) untilReconnect(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	statusCh := w.kv.b.Conn().StatusChanged(nats.CONNECTED, nats.CLOSED)
+	upCh, stop := w.kv.b.Connections()
 	bus.Go(func() {
-		select {
-		case <-statusCh:
-			cancel(errReconnected)
-		case <-ctx.Done():
+		defer stop()
+		for ctx.Err() == nil {
+			select {
+			case up := <-upCh:
+				if up || w.kv.b.Closed() {
+					cancel(errReconnected)
+				}
+			case <-ctx.Done():
+			}
 		}
-		w.kv.b.Conn().RemoveStatusListener(statusCh)
 	})
 	return ctx, func() { cancel(nil) }
 }
@@ -132,7 +136,7 @@ func (w *watch) untilReconnect(ctx context.Context) (context.Context, context.Ca
 type watchConsumer struct {
 	w        *watch
 	consumer jetstream.Consumer
-	sub      *nats.Subscription
+	sub      *bus.Subscription
 	msgCh    chan *nats.Msg      // has room for all messages of one request, including heartbeats
 	asked    int                 // messages that the current request may still bring
 	absent   int                 // consecutive requests without a responder
@@ -186,7 +190,7 @@ func (w *watch) open(ctx context.Context) (*watchConsumer, error) {
 	}
 	s.pending = s.consumer.CachedInfo().NumPending
 	s.msgCh = make(chan *nats.Msg, watchAhead+2*int(watchExpires/watchHeartbeat))
-	s.sub, err = w.kv.b.Conn().ChanSubscribe(w.kv.b.Conn().NewInbox(), s.msgCh)
+	s.sub, err = w.kv.b.SubscribeChan(w.kv.b.NewInbox(), s.msgCh)
 	return s, err
 }
 
@@ -244,7 +248,7 @@ func (s *watchConsumer) ask() error {
 	s.asked = watchAhead
 	subject := "$JS.API.CONSUMER.MSG.NEXT." + s.w.kv.stream + "." + s.consumer.CachedInfo().Name
 	request := fmt.Sprintf(`{"batch":%d,"expires":%d,"idle_heartbeat":%d}`, watchAhead, watchExpires, watchHeartbeat)
-	return s.w.kv.b.Conn().PublishRequest(subject, s.sub.Subject, []byte(request))
+	return s.w.kv.b.PublishRequest(subject, s.sub.Subject(), []byte(request))
 }
 
 func (s *watchConsumer) recheck(ctx context.Context) (err error) {

@@ -9,8 +9,6 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
-
-	"troupe/internal/ab"
 )
 
 const (
@@ -203,7 +201,7 @@ func newProcess(setting string) *Recorder {
 	case size == 1:
 		size = defaultSize // "on"
 	}
-	if size == 0 || !ab.On(ab.Recorder) {
+	if size == 0 {
 		return nil
 	}
 	return New(min(size, maxSize))

@@ -181,7 +181,7 @@ func cut(s string) string {
 
 var errMalformed = errors.New("malformed records of a flight recorder")
 
-// Records decodes the records of a snapshot, of which a peer may have written anything.
+// Records decodes the records of a snapshot. The bytes come from a peer and may be malformed.
 func (s Snapshot) Records() ([]Record, error) {
 	u := unpacker{in: s.Packed}
 	var out []Record

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"troupe/bus/memlimit"
 	"troupe/bus/wire"
 )
 
@@ -244,6 +245,9 @@ func (a *Arena) destroyLocked(s *segment) {
 			l.send(message{kind: kindGone, segment: s.id})
 		}
 	}
+	if len(s.regions) == 0 && !s.abandoned {
+		_ = unix.Madvise(s.mem, unix.MADV_REMOVE) // readers that detached a part of it have it mapped; if it fails, their mappings keep the memory
+	}
 	_ = unix.Munmap(s.mem) // these two fail only for what is not mapped or open
 	_ = unix.Close(s.fd)
 	a.bytes -= int64(len(s.mem))
@@ -365,7 +369,7 @@ func (a *Arena) trimOnce(now time.Time) (more bool) {
 
 // underPressure reports whether less than a sixteenth of the host's memory is available.
 func underPressure() bool {
-	total, available := memInfo("MemTotal"), memInfo("MemAvailable")
+	total, available := memlimit.Info("MemTotal"), memlimit.Info("MemAvailable")
 	return total > 0 && available > 0 && available < total/16
 }
 

@@ -353,6 +353,40 @@ func TestReadersDetach(t *testing.T) {
 	}
 }
 
+// TestAPartOfABodyIsDetached: a reader that goes on using a part of a body returns its region. The part stays, whatever the owner writes next.
+func TestAPartOfABodyIsDetached(t *testing.T) {
+	cfg := quiet(privateDir(t))
+	a, r := openArena(t, cfg), newReader(t, cfg)
+	body := a.Alloc(ownSeg)
+	fill(body, 1)
+	got := attach(r, a.Locate(body), ownSeg)
+	a.Free(body)
+	used := []shm.Range{{Offset: 1 << 20, Length: 100}, {Offset: ownSeg - 50, Length: 50}}
+	part := func(b []byte) (parts []byte) {
+		for _, u := range used {
+			parts = append(parts, b[u.Offset:u.Offset+u.Length]...)
+		}
+		return parts
+	}
+	want := part(got)
+	ended := r.Forking()
+	require.False(t, r.Detach(got, used), "a forked child may read all of it")
+	require.Equal(t, 1, a.Stats().Lent)
+	ended()
+	require.True(t, r.Detach(got, used))
+	require.True(t, r.Detach(got, used), "a repeat changes nothing")
+	eventually(t, func() bool { return a.Stats().Lent == 0 })
+	next := a.Alloc(ownSeg)
+	require.Equal(t, 1, a.Stats().Segments, "the next body has the same memory")
+	fill(next, 2)
+	require.Equal(t, want, part(got))
+	again := attach(r, a.Locate(next), ownSeg)
+	require.Equal(t, part(next), part(again))
+	require.True(t, r.Release(got))
+	require.Equal(t, part(next), part(again))
+	require.True(t, r.Release(again))
+}
+
 // TestIdleMemoryIsGivenBack: after the time that was set, and the readers unmap it.
 func TestIdleMemoryIsGivenBack(t *testing.T) {
 	cfg := quiet(privateDir(t))

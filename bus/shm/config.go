@@ -8,8 +8,9 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"time"
+
+	"troupe/bus/memlimit"
 )
 
 // ErrUnsupported is the error of Open where the system has no shared memory of this kind.
@@ -54,7 +55,7 @@ func (c Config) withDefaults() Config {
 		c.Dir = filepath.Join("/tmp", "troupe-shm-"+strconv.Itoa(os.Getuid()))
 	}
 	if c.HostLimit == 0 {
-		c.HostLimit = hostMemory() / 3
+		c.HostLimit = memlimit.Total() / 3
 	}
 	if c.Limit == 0 {
 		c.Limit = c.HostLimit / 2
@@ -108,42 +109,6 @@ func (c Config) check() error {
 func roomFor(n int) int {
 	step := max(pageSize, 1<<max(bits.Len(uint(n))-5, 0))
 	return max(1, (n+step-1)/step) * step
-}
-
-// hostMemory is the memory that this process may use: of the host, or of its cgroup if that has a limit.
-func hostMemory() int64 {
-	total := memInfo("MemTotal")
-	if total == 0 {
-		total = 4 << 30
-	}
-	for _, path := range []string{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"} {
-		text, err := os.ReadFile(path)
-		if err != nil {
-			continue
-		}
-		if n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64); err == nil && n > 0 && n < total {
-			total = n
-		}
-	}
-	return total
-}
-
-// memInfo is a field of /proc/meminfo in bytes; 0 if it cannot be read.
-func memInfo(field string) int64 {
-	text, err := os.ReadFile("/proc/meminfo")
-	if err != nil {
-		return 0
-	}
-	for line := range strings.Lines(string(text)) {
-		if rest, ok := strings.CutPrefix(line, field+":"); ok {
-			n, err := strconv.ParseInt(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(rest), "kB")), 10, 64)
-			if err != nil {
-				return 0
-			}
-			return n << 10
-		}
-	}
-	return 0
 }
 
 // start runs do in a goroutine.

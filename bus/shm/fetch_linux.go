@@ -169,7 +169,7 @@ func sameFile(f *os.File, path string) bool {
 // Room is where the body is written.
 func (f *Fetch) Room() []byte { return f.room }
 
-// Moved tells those who wait that the fetch goes on.
+// Moved tells the processes that wait that the fetch goes on.
 func (f *Fetch) Moved() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -180,7 +180,7 @@ func (f *Fetch) Moved() {
 	_, _ = f.file.WriteAt(binary.LittleEndian.AppendUint64(nil, f.progress+1), progressAt) // without it they fetch the body themselves
 }
 
-// Whole tells that the body is whole: those who wait get it, and done is called once with this process's own view of it, which is private and
+// Whole tells that the body is whole: the processes that wait get it, and done is called once with this process's own view of it, which is private and
 // released like one of Attach; nil: there is none, and Room has the body until done returns. The body stays for others as long as a process
 // uses it, and a moment longer.
 func (f *Fetch) Whole(done func(body []byte)) {

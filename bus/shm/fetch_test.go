@@ -109,7 +109,7 @@ func TestAnotherProcessTakesOver(t *testing.T) {
 			select {
 			case i := <-next:
 				require.Equal(t, sumOf(ownSeg, 3), h.whole(i, 3).Sum)
-			case <-time.After(20 * time.Second):
+			case <-time.After(2 * time.Minute):
 				t.Fatal("no process has taken over")
 			}
 			for range 2 {
@@ -133,7 +133,7 @@ func TestAFrozenFetcherIsNotWaitedFor(t *testing.T) {
 	case o := <-over:
 		require.False(t, o.OK)
 		require.Equal(t, -1, o.Body, "it has neither the body nor the fetch")
-	case <-time.After(20 * time.Second):
+	case <-time.After(2 * time.Minute):
 		t.Fatal("a frozen process is waited for")
 	}
 	h.all[0].signal(syscall.SIGCONT)

@@ -35,6 +35,29 @@ func dropCopied(region []byte) error {
 	return dropRead(entries, region)
 }
 
+// copyInPlace gives this process copies of its own of some pages of a private mapping, while other threads read and write them.
+func copyInPlace(region []byte, pages []Range) error {
+	for _, p := range pages {
+		part := region[p.Offset : p.Offset+p.Length]
+		err := unix.Madvise(part, unix.MADV_POPULATE_WRITE)
+		if err == unix.EINVAL { // a kernel before 5.14
+			writeEachPage(part)
+			continue
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// writeEachPage has each page copied by a write that changes nothing, also beside other writers.
+func writeEachPage(pages []byte) {
+	for at := 0; at < len(pages); at += pageSize {
+		atomic.AddInt32((*int32)(unsafe.Pointer(&pages[at])), 0)
+	}
+}
+
 // isLocked reports whether this process has locked a private mapping, as mlockall does. It then has a copy of each page from that time on,
 // and does not see what is written to the file. The first page is dropped to find out: that fails for locked ones.
 func isLocked(region []byte) bool {

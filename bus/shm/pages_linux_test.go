@@ -39,3 +39,34 @@ func TestCopiedPagesAreDropped(t *testing.T) {
 		}
 	}
 }
+
+// TestPagesAreCopiedInPlace: the copies do not show what the owner writes later, also where the kernel has no request for that.
+func TestPagesAreCopiedInPlace(t *testing.T) {
+	const pages = 6
+	for name, copyPages := range map[string]func(region []byte) error{
+		"by the kernel": func(region []byte) error {
+			return copyInPlace(region, []Range{{0, pageSize}, {2 * pageSize, 2 * pageSize}})
+		},
+		"by writing": func(region []byte) error {
+			writeEachPage(region[:pageSize])
+			writeEachPage(region[2*pageSize : 4*pageSize])
+			return nil
+		},
+	} {
+		file, fd, err := createSegment(pages * pageSize)
+		require.NoError(t, err)
+		region, err := mapReceived(fd)
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, unix.Munmap(file)); require.NoError(t, unix.Munmap(region)) })
+		for i := range file {
+			file[i] = 1
+		}
+		require.NoError(t, copyPages(region))
+		for i := range file {
+			file[i] = 2
+		}
+		for page, want := range []byte{1, 2, 1, 1, 2, 2} {
+			require.Equal(t, want, region[page*pageSize+7], "%s, page %d", name, page)
+		}
+	}
+}

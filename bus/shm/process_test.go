@@ -261,5 +261,5 @@ func quiet(dir string) shm.Config {
 
 func eventually(t testing.TB, what func() bool) {
 	t.Helper()
-	require.Eventually(t, what, 10*time.Second, 5*time.Millisecond)
+	require.Eventually(t, what, 2*time.Minute, 5*time.Millisecond)
 }

@@ -389,16 +389,15 @@ func (r *Reader) drop(l *loan) {
 
 func (l *loan) bytes() []byte { return l.mapping.mem[l.offset : l.offset+uint64(l.size)] }
 
-// detach copies a region in place, and tells its owner that it is released. It does nothing if that is not possible: a forked child reads
-// the region, the system cannot do it, or memory is short.
+// detach answers an owner's request to copy a region in place. It does nothing if that is not possible, or memory is short.
 func (r *Reader) detach(o *owner, m message) {
-	r.detachMu.Lock()
-	defer r.detachMu.Unlock()
 	defer func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.detaches--
 	}()
+	r.detachMu.Lock()
+	defer r.detachMu.Unlock()
 	if underPressure() {
 		return
 	}
@@ -407,32 +406,58 @@ func (r *Reader) detach(o *owner, m message) {
 	if at := o.mappings[m.segment]; at != nil {
 		l = at.loans[m.offset]
 	}
-	if l == nil || l.gen != m.gen || l.released || l.detached || l.children > 0 {
-		r.mu.Unlock()
-		return
+	r.mu.Unlock()
+	if l != nil && l.gen == m.gen {
+		r.detachLoan(l, []Range{{0, l.size}})
+	}
+}
+
+// Detach copies the parts of a body that this process still reads, in place, and returns the region to its owner; the bytes outside keep are
+// undefined from then on. It reports false if the body cannot be detached now. The caller does not release the body meanwhile.
+func (r *Reader) Detach(body []byte, keep []Range) bool {
+	r.detachMu.Lock()
+	defer r.detachMu.Unlock()
+	r.mu.Lock()
+	l := r.attached[addressOf(body)]
+	r.mu.Unlock()
+	if l == nil || !r.detachLoan(l, wholePages(keep, l.size)) {
+		return false
+	}
+	DropOutside(l.bytes(), keep)
+	return true
+}
+
+// detachLoan copies some pages of a region in place, and tells its owner that the region is released; false: a forked child reads the region, or
+// the system has no memory. The region may be detached already. The caller holds detachMu.
+func (r *Reader) detachLoan(l *loan, pages []Range) bool {
+	r.mu.Lock()
+	if l.released || l.detached || l.children > 0 {
+		defer r.mu.Unlock()
+		return l.detached
 	}
 	l.detaching = true
 	r.mu.Unlock()
-	err := unix.Madvise(l.bytes(), unix.MADV_POPULATE_WRITE)
+	err := copyInPlace(l.bytes(), pages)
 	r.mu.Lock()
 	l.detaching = false
 	released := l.released
 	if l.detached = err == nil && !released && l.children == 0; l.detached { // a child that is made from now on has these pages too
-		link := o.link
-		if o.mappings[l.id] == l.mapping {
-			r.endLocked(o, l.id) // the owner's next body may lie at the same place: it needs another mapping
+		link := l.owner.link
+		if l.owner.mappings[l.id] == l.mapping {
+			r.endLocked(l.owner, l.id) // the owner's next body may lie at the same place: it needs another mapping
 		}
 		r.mu.Unlock()
 		if link != nil {
 			link.send(message{kind: kindUnmapped, segment: l.id})
 			link.send(message{kind: kindReleased, segment: l.id, offset: l.offset, gen: l.gen})
 		}
-		return
+		return true
 	}
 	r.mu.Unlock()
 	if released { // meanwhile
 		r.drop(l)
 	}
+	return false
 }
 
 // returnUnread ends a loan, and tells the owner that its region is not read any more, if neither this process nor a child of it can.

@@ -46,6 +46,7 @@ type Reader struct{}
 func NewReader(Config) *Reader { return &Reader{} }
 
 func (r *Reader) Attach(_ wire.Location, _ int64, done func([]byte)) { done(nil) }
+func (r *Reader) Detach([]byte, []Range) bool                        { return false }
 func (r *Reader) Release([]byte) bool                                { return false }
 func (r *Reader) Forking() (ended func())                            { return nil }
 func (r *Reader) Attached() int                                      { return 0 }

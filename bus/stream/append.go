@@ -45,14 +45,17 @@ type Ack struct {
 func Append(ctx context.Context, b *bus.Bus, msgs []*bus.Msg, id string) (Ack, error) {
 	markBatch(msgs, id)
 	last := len(msgs) - 1
+	if err := checkSubjects(msgs); err != nil {
+		return Ack{}, err
+	}
 	for _, m := range msgs[:last] {
 		if err := b.Conn().PublishMsg(m); err != nil {
-			return Ack{}, coded("append", err)
+			return Ack{}, coded(b, "append", err)
 		}
 	}
 	m, err := b.Conn().RequestMsgWithContext(ctx, msgs[last])
 	if err != nil {
-		return Ack{}, coded("append", err)
+		return Ack{}, coded(b, "append", err)
 	}
 	return ParseAck(m)
 }
@@ -61,9 +64,21 @@ func Append(ctx context.Context, b *bus.Bus, msgs []*bus.Msg, id string) (Ack, e
 func AppendAsync(b *bus.Bus, msgs []*bus.Msg, id, reply string) error {
 	markBatch(msgs, id)
 	msgs[len(msgs)-1].Reply = reply
+	if err := checkSubjects(msgs); err != nil {
+		return err
+	}
 	for _, m := range msgs {
 		if err := b.Conn().PublishMsg(m); err != nil {
-			return coded("append", err)
+			return coded(b, "append", err)
+		}
+	}
+	return nil
+}
+
+func checkSubjects(msgs []*bus.Msg) error {
+	for _, m := range msgs {
+		if err := bus.CheckSubject(m.Subject, m.Reply); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -86,7 +101,7 @@ func markBatch(msgs []*bus.Msg, id string) {
 // ParseAck reads an acknowledgement.
 func ParseAck(m *bus.Msg) (Ack, error) {
 	if len(m.Data) == 0 && m.Header.Get("Status") != "" {
-		return Ack{}, coded("append", nats.ErrNoResponders)
+		return Ack{}, coded(nil, "append", nats.ErrNoResponders)
 	}
 	var ack struct {
 		Error     *jetstream.APIError `json:"error"`
@@ -97,7 +112,7 @@ func ParseAck(m *bus.Msg) (Ack, error) {
 		return Ack{}, bus.Errorf(bus.CodeMalformed, "append: malformed acknowledgement: %w", err)
 	}
 	if ack.Error != nil {
-		return Ack{}, coded("append", ack.Error)
+		return Ack{}, coded(nil, "append", ack.Error)
 	}
 	return Ack{ack.Seq, ack.Duplicate}, nil
 }

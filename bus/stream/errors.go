@@ -16,8 +16,13 @@ const (
 	codeWrongLastSeqBatch = jetstream.ErrorCode(10164)
 )
 
-// coded gives an error of NATS its code; nil stays nil.
-func coded(doing string, err error) error {
+// closed reports that the connection ended. Unless the bus is closed, it opens another one.
+func closed(err error) bool {
+	return errors.Is(err, nats.ErrConnectionClosed) || errors.Is(err, jetstream.ErrConnectionClosed)
+}
+
+// coded gives an error of NATS its code; nil stays nil. b may be nil for an answer of the server.
+func coded(b *bus.Bus, doing string, err error) error {
 	switch {
 	case err == nil:
 		return nil
@@ -27,7 +32,7 @@ func coded(doing string, err error) error {
 		return bus.Errorf(bus.CodeOf(err), "%s: %w", doing, err)
 	case bus.HasServerCode(err, codeWrongLastSeq, codeWrongLastSeqBatch):
 		return bus.Errorf(bus.CodeConflict, "%s: %w", doing, err)
-	case errors.Is(err, nats.ErrConnectionClosed):
+	case closed(err) && b.Closed():
 		return bus.Errorf(bus.CodeClosed, "%s: %w", doing, err)
 	}
 	return bus.Errorf(bus.CodeUnavailable, "%s: %w", doing, err)

@@ -3,8 +3,10 @@ package stream
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"troupe/bus"
@@ -19,25 +21,48 @@ type ObjectStoreConfig struct {
 
 // ObjectStore is an open store of an ObjectStoreConfig. It is safe for concurrent use.
 type ObjectStore struct {
-	name  string
-	store jetstream.ObjectStore
+	b   *bus.Bus
+	cfg ObjectStoreConfig
+
+	mu    sync.Mutex
+	nc    *nats.Conn            // the connection of store
+	store jetstream.ObjectStore // as of the last connection; see handle
 }
 
 // OpenObjectStore opens a store, or creates it. An existing store keeps its limits.
 func OpenObjectStore(ctx context.Context, b *bus.Bus, cfg ObjectStoreConfig) (*ObjectStore, error) {
-	store, err := b.JetStream().ObjectStore(ctx, cfg.Name)
-	if errors.Is(err, jetstream.ErrBucketNotFound) {
-		store, err = b.JetStream().CreateOrUpdateObjectStore(ctx, jetstream.ObjectStoreConfig{Bucket: cfg.Name, TTL: cfg.MaxAge, MaxBytes: cfg.MaxBytes})
-	}
-	if err != nil {
+	s := &ObjectStore{b: b, cfg: cfg}
+	if _, err := s.handle(ctx); err != nil {
 		return nil, bus.Errorf(bus.CodeUnavailable, "object store %s: %w", cfg.Name, err)
 	}
-	return &ObjectStore{name: cfg.Name, store: store}, nil
+	return s, nil
+}
+
+// handle is the store on the current connection of the bus, which replaces one that NATS has closed.
+func (s *ObjectStore) handle(ctx context.Context) (jetstream.ObjectStore, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	nc, js := s.b.Conn(), s.b.JetStream()
+	if s.nc == nc {
+		return s.store, nil
+	}
+	store, err := js.ObjectStore(ctx, s.cfg.Name)
+	if errors.Is(err, jetstream.ErrBucketNotFound) {
+		store, err = js.CreateOrUpdateObjectStore(ctx, jetstream.ObjectStoreConfig{Bucket: s.cfg.Name, TTL: s.cfg.MaxAge, MaxBytes: s.cfg.MaxBytes})
+	}
+	if err == nil {
+		s.nc, s.store = nc, store
+	}
+	return store, err
 }
 
 // Size is the length of an object. The error is bus.ErrNotFound when there is none of that name.
 func (s *ObjectStore) Size(ctx context.Context, name string) (int64, error) {
-	info, err := s.store.GetInfo(ctx, name)
+	store, err := s.handle(ctx)
+	if err != nil {
+		return 0, s.error("look up", name, err)
+	}
+	info, err := store.GetInfo(ctx, name)
 	if err != nil {
 		return 0, s.error("look up", name, err)
 	}
@@ -46,7 +71,11 @@ func (s *ObjectStore) Size(ctx context.Context, name string) (int64, error) {
 
 // Put stores an object and replaces one of the same name.
 func (s *ObjectStore) Put(ctx context.Context, name string, data []byte) error {
-	if _, err := s.store.PutBytes(ctx, name, data); err != nil {
+	store, err := s.handle(ctx)
+	if err == nil {
+		_, err = store.PutBytes(ctx, name, data)
+	}
+	if err != nil {
 		return s.error("store", name, err)
 	}
 	return nil
@@ -54,7 +83,11 @@ func (s *ObjectStore) Put(ctx context.Context, name string, data []byte) error {
 
 // Get reads an object. The error is bus.ErrNotFound when there is none of that name.
 func (s *ObjectStore) Get(ctx context.Context, name string) ([]byte, error) {
-	data, err := s.store.GetBytes(ctx, name)
+	store, err := s.handle(ctx)
+	if err != nil {
+		return nil, s.error("read", name, err)
+	}
+	data, err := store.GetBytes(ctx, name)
 	if err != nil {
 		return nil, s.error("read", name, err)
 	}
@@ -66,5 +99,5 @@ func (s *ObjectStore) error(doing, name string, err error) error {
 	if errors.Is(err, jetstream.ErrObjectNotFound) {
 		code = bus.CodeNotFound
 	}
-	return bus.Errorf(code, "%s object %s in %s: %w", doing, name, s.name, err)
+	return bus.Errorf(code, "%s object %s in %s: %w", doing, name, s.cfg.Name, err)
 }

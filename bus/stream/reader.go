@@ -64,9 +64,13 @@ func (s *Stream) Reader(ctx context.Context, o ReadOptions) (*Reader, error) {
 		InactiveThreshold: readerIdleTime, MemoryStorage: true, Replicas: 1,
 	}
 	cfg.DeliverPolicy, cfg.OptStartSeq, cfg.OptStartTime = o.start()
-	c, err := s.js.CreateConsumer(ctx, cfg)
+	js, err := s.handle(ctx)
 	if err != nil {
-		return nil, coded("read stream "+s.name(), err)
+		return nil, coded(s.b, "read stream "+s.name, err)
+	}
+	c, err := js.CreateConsumer(ctx, cfg)
+	if err != nil {
+		return nil, coded(s.b, "read stream "+s.name, err)
 	}
 	return &Reader{s: s, o: o, consumer: c}, nil
 }
@@ -79,7 +83,7 @@ func (r *Reader) Next(ctx context.Context, n int) ([]Message, error) {
 	for {
 		out, received, err := r.fetch(ctx, n)
 		if err != nil || len(out) > 0 {
-			return out, coded("read stream "+r.s.name(), err)
+			return out, coded(r.s.b, "read stream "+r.s.name, err)
 		}
 		if received > 0 {
 			continue // only markers
@@ -87,16 +91,16 @@ func (r *Reader) Next(ctx context.Context, n int) ([]Message, error) {
 		info, err := r.consumer.Info(ctx)
 		switch {
 		case err != nil:
-			return nil, coded("read stream "+r.s.name(), err)
+			return nil, coded(r.s.b, "read stream "+r.s.name, err)
 		case info.Delivered.Consumer > r.count:
-			return nil, bus.Errorf(bus.CodeUnavailable, "read stream %s: %d messages were lost in transit", r.s.name(), info.Delivered.Consumer-r.count)
+			return nil, bus.Errorf(bus.CodeUnavailable, "read stream %s: %d messages were lost in transit", r.s.name, info.Delivered.Consumer-r.count)
 		case info.NumPending == 0:
 			if behind, err := r.behind(ctx); err != nil || !behind {
 				return nil, err
 			}
 		}
 		if err := waits.Wait(ctx); err != nil {
-			return nil, coded("read stream "+r.s.name(), err)
+			return nil, coded(r.s.b, "read stream "+r.s.name, err)
 		}
 	}
 }
@@ -104,15 +108,19 @@ func (r *Reader) Next(ctx context.Context, n int) ([]Message, error) {
 // behind reports whether the leader of the stream has a message for this reader that it has not received. Of a lossy stream
 // any replica would answer.
 func (r *Reader) behind(ctx context.Context) (bool, error) {
-	if r.s.js.CachedInfo().Config.AllowDirect {
+	if r.s.direct {
 		return false, nil
 	}
-	last, err := r.s.js.GetLastMsgForSubject(ctx, cmp.Or(r.o.Subject, ">"))
+	js, err := r.s.handle(ctx)
+	if err != nil {
+		return false, coded(r.s.b, "read stream "+r.s.name, err)
+	}
+	last, err := js.GetLastMsgForSubject(ctx, cmp.Or(r.o.Subject, ">"))
 	switch {
 	case errors.Is(err, jetstream.ErrMsgNotFound):
 		return false, nil
 	case err != nil:
-		return false, coded("read stream "+r.s.name(), err)
+		return false, coded(r.s.b, "read stream "+r.s.name, err)
 	}
 	return last.Sequence > r.highest && last.Sequence >= r.o.From && !last.Time.Before(r.o.Since), nil
 }
@@ -149,7 +157,9 @@ func (r *Reader) fetch(ctx context.Context, n int) (out []Message, received int,
 
 // Close ends the reader.
 func (r *Reader) Close(ctx context.Context) {
-	_ = r.s.js.DeleteConsumer(context.WithoutCancel(ctx), r.consumer.CachedInfo().Name) // otherwise it expires
+	if js, err := r.s.handle(ctx); err == nil {
+		_ = js.DeleteConsumer(context.WithoutCancel(ctx), r.consumer.CachedInfo().Name) // otherwise it expires
+	}
 }
 
 // Each calls do with each message, in order, up to the end of the stream.
@@ -173,34 +183,55 @@ func (s *Stream) Each(ctx context.Context, o ReadOptions, do func(Message) error
 }
 
 // Follow calls do with each message, in order, also with those that are stored later, until do returns an error or ctx
-// ends. It survives restarts of the server.
+// ends. It survives restarts of the server, and a connection that NATS closes unasked.
 func (s *Stream) Follow(ctx context.Context, o ReadOptions, do func(Message) error) error {
+	waits := bus.Backoff{}.Start()
+	for {
+		var failed error // of do
+		err := s.follow(ctx, o, func(m Message) error {
+			waits.Reset()
+			failed = do(m)
+			o.From, o.Since = m.Seq+1, time.Time{}
+			return failed
+		})
+		switch {
+		case failed != nil:
+			return failed
+		case !closed(err) || s.b.Closed() || ctx.Err() != nil, waits.Wait(ctx) != nil:
+			return coded(s.b, "read stream "+s.name, cmp.Or(ctx.Err(), err))
+		}
+	}
+}
+
+// follow is Follow on one connection.
+func (s *Stream) follow(ctx context.Context, o ReadOptions, do func(Message) error) error {
 	cfg := jetstream.OrderedConsumerConfig{HeadersOnly: o.HeadersOnly}
 	if o.Subject != "" {
 		cfg.FilterSubjects = []string{o.Subject}
 	}
 	cfg.DeliverPolicy, cfg.OptStartSeq, cfg.OptStartTime = o.start()
-	c, err := s.js.OrderedConsumer(ctx, cfg)
+	js, err := s.handle(ctx)
 	if err != nil {
-		return coded("read stream "+s.name(), err)
+		return err
+	}
+	c, err := js.OrderedConsumer(ctx, cfg)
+	if err != nil {
+		return err
 	}
 	messages, err := c.Messages()
 	if err != nil {
-		return coded("read stream "+s.name(), err)
+		return err
 	}
 	defer messages.Stop()
 	defer context.AfterFunc(ctx, bus.Guard(messages.Stop))()
 	for {
 		m, err := messages.Next()
-		if ctx.Err() != nil {
-			return coded("read stream "+s.name(), ctx.Err())
-		}
 		if err != nil {
-			return coded("read stream "+s.name(), err)
+			return err
 		}
 		meta, err := m.Metadata()
 		if err != nil {
-			return coded("read stream "+s.name(), err)
+			return err
 		}
 		if m.Headers().Get(jetstream.MarkerReasonHeader) != "" {
 			continue

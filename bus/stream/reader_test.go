@@ -25,14 +25,14 @@ func TestReaderBehindTheLeader(t *testing.T) {
 		var err error
 		s, err = Create(ctx, b, Config{Name: "orders", Subject: "orders.>", MaxBytes: 1 << 20, Replicas: 3})
 		return err == nil
-	}, 30*time.Second, 20*time.Millisecond)
+	}, 2*time.Minute, 20*time.Millisecond)
 	store := func(subject string) uint64 {
 		var ack Ack
 		var err error
 		require.Eventually(t, func() bool { // the servers may not have told each other yet where the stream listens
 			ack, err = Append(ctx, b, []*bus.Msg{{Subject: subject, Data: []byte("x")}}, "")
 			return !errors.Is(err, nats.ErrNoResponders)
-		}, 30*time.Second, 20*time.Millisecond)
+		}, 2*time.Minute, 20*time.Millisecond)
 		require.NoError(t, err)
 		return ack.Seq
 	}

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"troupe/bus"
@@ -44,35 +45,63 @@ func (c Config) jetStream(b *bus.Bus) jetstream.StreamConfig {
 
 // Stream is a stored sequence of messages. It is safe for concurrent use.
 type Stream struct {
-	b  *bus.Bus
-	js jetstream.Stream
+	b      *bus.Bus
+	name   string
+	direct bool // any replica answers reads
+
+	mu sync.Mutex
+	nc *nats.Conn       // the connection of js
+	js jetstream.Stream // as of the last connection; see handle
+}
+
+func newStream(b *bus.Bus, nc *nats.Conn, js jetstream.Stream) *Stream {
+	cfg := js.CachedInfo().Config
+	return &Stream{b: b, name: cfg.Name, direct: cfg.AllowDirect, nc: nc, js: js}
+}
+
+// handle is the stream on the current connection of the bus, which replaces one that NATS has closed.
+func (s *Stream) handle(ctx context.Context) (jetstream.Stream, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	nc := s.b.Conn()
+	if s.nc == nc {
+		return s.js, nil
+	}
+	js, err := s.b.JetStream().Stream(ctx, s.name)
+	if err == nil {
+		s.nc, s.js = nc, js
+	}
+	return js, err
 }
 
 // Create creates a stream, or changes an existing one to this configuration.
 func Create(ctx context.Context, b *bus.Bus, cfg Config) (*Stream, error) {
+	nc := b.Conn()
 	js, err := b.JetStream().CreateOrUpdateStream(ctx, cfg.jetStream(b))
 	if err != nil {
-		return nil, coded("stream "+cfg.Name, err)
+		return nil, coded(b, "stream "+cfg.Name, err)
 	}
-	return &Stream{b, js}, nil
+	return newStream(b, nc, js), nil
 }
 
 // Open opens a stream, or creates it. An existing one keeps its bounds.
 func Open(ctx context.Context, b *bus.Bus, cfg Config) (*Stream, error) {
+	nc := b.Conn()
 	js, err := b.OpenStream(ctx, cfg.jetStream(b))
 	if err != nil {
 		return nil, err
 	}
-	return &Stream{b, js}, nil
+	return newStream(b, nc, js), nil
 }
 
 // Find opens an existing stream; otherwise the error is bus.ErrNotFound.
 func Find(ctx context.Context, b *bus.Bus, name string) (*Stream, error) {
+	nc := b.Conn()
 	js, err := b.JetStream().Stream(ctx, name)
 	if err != nil {
-		return nil, coded("stream "+name, err)
+		return nil, coded(b, "stream "+name, err)
 	}
-	return &Stream{b, js}, nil
+	return newStream(b, nc, js), nil
 }
 
 // Names lists the streams whose name has the prefix.
@@ -85,7 +114,7 @@ func Names(ctx context.Context, b *bus.Bus, prefix string) ([]string, error) {
 		}
 	}
 	if err := all.Err(); err != nil && !errors.Is(err, jetstream.ErrEndOfData) {
-		return nil, coded("list streams", err)
+		return nil, coded(b, "list streams", err)
 	}
 	return out, nil
 }
@@ -98,7 +127,7 @@ func Delete(ctx context.Context, b *bus.Bus, name string) error {
 		err = s.Purge(ctx, "", 0)
 	}
 	if err == nil {
-		err = coded("delete stream "+name, b.JetStream().DeleteStream(ctx, name))
+		err = coded(b, "delete stream "+name, b.JetStream().DeleteStream(ctx, name))
 	}
 	if errors.Is(err, bus.ErrNotFound) {
 		return nil
@@ -115,15 +144,17 @@ type State struct {
 
 // State asks the server for the state of the stream.
 func (s *Stream) State(ctx context.Context) (State, error) {
-	info, err := s.js.Info(ctx)
+	js, err := s.handle(ctx)
 	if err != nil {
-		return State{}, coded("stream "+s.name(), err)
+		return State{}, coded(s.b, "stream "+s.name, err)
+	}
+	info, err := js.Info(ctx)
+	if err != nil {
+		return State{}, coded(s.b, "stream "+s.name, err)
 	}
 	st := info.State
 	return State{st.FirstSeq, st.LastSeq, st.Msgs, st.Bytes, info.Config.MaxBytes}, nil
 }
-
-func (s *Stream) name() string { return s.js.CachedInfo().Config.Name }
 
 // Get returns the message at a sequence; if it was deleted, the error is bus.ErrNotFound.
 func (s *Stream) Get(ctx context.Context, seq uint64) (Message, error) { return s.get(ctx, seq) }
@@ -134,9 +165,13 @@ func (s *Stream) GetNext(ctx context.Context, subject string, seq uint64) (Messa
 }
 
 func (s *Stream) get(ctx context.Context, seq uint64, opts ...jetstream.GetMsgOpt) (Message, error) {
-	m, err := s.js.GetMsg(ctx, seq, opts...)
+	js, err := s.handle(ctx)
 	if err != nil {
-		return Message{}, coded("read stream "+s.name(), err)
+		return Message{}, coded(s.b, "read stream "+s.name, err)
+	}
+	m, err := js.GetMsg(ctx, seq, opts...)
+	if err != nil {
+		return Message{}, coded(s.b, "read stream "+s.name, err)
 	}
 	return Message{Subject: m.Subject, Header: m.Header, Data: m.Data, Seq: m.Sequence, Time: m.Time}, nil
 }
@@ -146,6 +181,10 @@ const maxDeletesInFlight = 32
 
 // DeleteMessages deletes messages one by one. A message that does not exist is no error.
 func (s *Stream) DeleteMessages(ctx context.Context, seqs []uint64) error {
+	js, err := s.handle(ctx)
+	if err != nil {
+		return coded(s.b, "delete from stream "+s.name, err)
+	}
 	var group sync.WaitGroup
 	var mu sync.Mutex // guards failed
 	var failed error
@@ -154,7 +193,7 @@ func (s *Stream) DeleteMessages(ctx context.Context, seqs []uint64) error {
 		roomCh <- struct{}{}
 		group.Go(bus.Guard(func() {
 			defer func() { <-roomCh }()
-			err := s.js.DeleteMsg(ctx, seq)
+			err := js.DeleteMsg(ctx, seq)
 			if err != nil && !errors.Is(err, jetstream.ErrMsgNotFound) && !errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) {
 				mu.Lock()
 				failed = err
@@ -163,7 +202,7 @@ func (s *Stream) DeleteMessages(ctx context.Context, seqs []uint64) error {
 		}))
 	}
 	group.Wait()
-	return coded("delete from stream "+s.name(), failed)
+	return coded(s.b, "delete from stream "+s.name, failed)
 }
 
 // Purge deletes the messages on a subject below a sequence. An empty subject: all; zero: to the end.
@@ -175,5 +214,9 @@ func (s *Stream) Purge(ctx context.Context, subject string, below uint64) error 
 	if below > 0 {
 		opts = append(opts, jetstream.WithPurgeSequence(below))
 	}
-	return coded("purge stream "+s.name(), s.js.Purge(ctx, opts...))
+	js, err := s.handle(ctx)
+	if err == nil {
+		err = js.Purge(ctx, opts...)
+	}
+	return coded(s.b, "purge stream "+s.name, err)
 }

@@ -15,7 +15,7 @@ import (
 )
 
 func testContext(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 2*time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -166,7 +166,7 @@ func TestReplacing(t *testing.T) {
 	m.Header = stream.Replacing(time.Second)
 	_, err = stream.Append(testContext(t), b, []*bus.Msg{m}, "")
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { return len(read(t, s, stream.ReadOptions{})) == 0 }, 10*time.Second, 20*time.Millisecond)
+	require.Eventually(t, func() bool { return len(read(t, s, stream.ReadOptions{})) == 0 }, 2*time.Minute, 20*time.Millisecond)
 }
 
 // Streams and messages that do not exist are bus.ErrNotFound; a deleted stream is gone.

@@ -51,7 +51,7 @@ func TestAnswerHead(t *testing.T) {
 			Code: Code(rapid.StringN(0, 64, -1).Draw(t, "code")), Queued: duration.Draw(t, "queued"), Ran: duration.Draw(t, "ran"),
 		}
 		if rapid.Bool().Draw(t, "ref") {
-			h.Ref = Ref{Owner: "ABCDEFGHIJKL", ID: rapid.Uint64Min(1).Draw(t, "id"), Len: rapid.Int64Range(1, 1<<62).Draw(t, "len")}
+			h.Ref = BodyRef{Owner: "ABCDEFGHIJKL", ID: rapid.Uint64Min(1).Draw(t, "id"), Len: rapid.Int64Range(1, 1<<62).Draw(t, "len")}
 		}
 		require.Equal(t, (&Frame{Kind: KindAnswer, Header: h}).Append(nil), AppendAnswerHead(nil, &h))
 		if h.Code == "" && h.Ref.Owner == "" {

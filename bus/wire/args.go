@@ -67,7 +67,7 @@ var errTooManyArgs = Errorf(CodeMalformed, "a call has at most %d arguments; sen
 
 // SingleArg is the argument of a call that has exactly one, positional: the common case, without a list of arguments.
 func SingleArg(body []byte) (arg Raw, ok bool) {
-	if !quickValues || len(body) < 4 || body[0] != 0x92 || body[1] != 0x91 || body[len(body)-1] != codeNil {
+	if len(body) < 4 || body[0] != 0x92 || body[1] != 0x91 || body[len(body)-1] != codeNil {
 		return nil, false
 	}
 	r := reader{b: body[2:]}

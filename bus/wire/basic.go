@@ -1,19 +1,10 @@
 package wire
 
-import (
-	"bytes"
-
-	"troupe/internal/ab"
-)
-
-var quickValues = ab.On(ab.QuickValues)
+import "bytes"
 
 // AppendQuick appends the value that p points to, if it is []byte, bool, int, int64 or float64: the bodies of the
 // shortest calls. It uses no reflection, and the value stays on the caller's stack.
 func AppendQuick(dst []byte, p any) ([]byte, bool) {
-	if !quickValues {
-		return dst, false
-	}
 	switch p := p.(type) {
 	case *[]byte:
 		if *p == nil || uint64(len(*p)) > maxLen {
@@ -35,9 +26,6 @@ func AppendQuick(dst []byte, p any) ([]byte, bool) {
 // ReadQuick decodes b into the value that p points to, if that is []byte or bool and b is one value of that type. It
 // copies what it stores.
 func ReadQuick(b []byte, p any) bool {
-	if !quickValues {
-		return false
-	}
 	switch p := p.(type) {
 	case *[]byte:
 		v, ok := wholeBin(b)

@@ -35,6 +35,8 @@ const (
 	ExtPythonDecimal   Ext = 25
 	ExtPythonTime      Ext = 26
 	ExtPythonQueue     Ext = 27
+	ExtObjectArray     Ext = 29
+	ExtPythonOrdered   Ext = 30
 
 	extPythonFirst, extPythonLast Ext = 16, 31
 )
@@ -60,6 +62,8 @@ var extNames = map[Ext]struct{ name, remedy string }{
 	ExtPythonDecimal:   {"Python decimal", "send its text"},
 	ExtPythonTime:      {"Python date or time", "send a datetime in UTC, or its text"},
 	ExtPythonQueue:     {"Python queue", "send the worker behind it"},
+	ExtObjectArray:     {"numpy array of strings or objects", "send a list"},
+	ExtPythonOrdered:   {"Python ordered dict", "send dict(value)"},
 }
 
 func (x Ext) String() string {

@@ -7,9 +7,6 @@ import (
 	"time"
 )
 
-// MaxName is the length of the longest name of a role, namespace or node.
-const MaxName = 64
-
 // Major is the version of the wire. The answer to a frame of another major version is an error that names both.
 const Major = 1
 
@@ -37,19 +34,20 @@ const (
 	KindResolved Kind = 18 // owner → process: the value, where its body lies, its error, or that it is pending (State)
 	KindHold     Kind = 19 // process → owners: it refers to these values from now on
 	KindDrop     Kind = 20 // process → owners: it does not refer to these values any more
-	KindHeld     Kind = 21 // process → owner: all values of this owner that it refers to
+	KindReport   Kind = 21 // process → owner: all values of this owner that it refers to
 	KindFree     Kind = 22 // owner → process that keeps bodies for it: these are not needed any more
 	KindKept     Kind = 23 // process → owner: bodies that it keeps for the owner, which knows them or has given them up
 	KindHandOver Kind = 24 // process → owner: it ends; the owner must pull these bodies
 	KindTaken    Kind = 25 // caller → worker, control: the references in the answer are held
+	KindLong     Kind = 26 // a request or an answer that does not fit into a message: Ref names its bytes
 )
 
 var kindNames = map[Kind]string{
 	KindCall: "call", KindAnswer: "answer", KindAsk: "ask", KindStatus: "status", KindCancel: "cancel", KindWant: "want",
 	KindChunk: "chunk", KindProgress: "progress", KindDone: "done", KindGone: "gone", KindMissing: "missing",
 	KindSkip: "skip", KindBeat: "beat", KindSequence: "sequence", KindVersion: "version", KindBundle: "bundle",
-	KindResolve: "resolve", KindResolved: "resolved", KindHold: "hold", KindDrop: "drop", KindHeld: "held", KindFree: "free",
-	KindKept: "kept", KindHandOver: "hand over", KindTaken: "taken",
+	KindResolve: "resolve", KindResolved: "resolved", KindHold: "hold", KindDrop: "drop", KindReport: "report", KindFree: "free",
+	KindKept: "kept", KindHandOver: "hand over", KindTaken: "taken", KindLong: "long",
 }
 
 func (k Kind) String() string {
@@ -84,8 +82,8 @@ func (s State) String() string {
 	return "sent"
 }
 
-// Ref names a body that does not travel in its frame: the owner's session, the owner's number for it, its length.
-type Ref struct {
+// BodyRef names a body that does not travel in its frame: the owner's session, the owner's number for it, its length.
+type BodyRef struct {
 	Owner string
 	ID    uint64
 	Len   int64
@@ -126,7 +124,7 @@ type Header struct {
 	NoData      bool   // the rank is called with the metadata alone
 	Inline      uint32 // the largest answer body that may travel in its frame
 
-	Ref Ref // the body is elsewhere
+	Ref BodyRef // the body is elsewhere
 	// Location is where the body of Ref also lies, for processes of its owner's host.
 	Location Location
 	Offset   uint64  // chunk, want, progress
@@ -135,7 +133,7 @@ type Header struct {
 	Rank   int            // answer, status, missing: the sender
 	Gen    uint32         // the generation of that rank
 	Gens   map[int]uint32 // call: expected generations, where they are not 0
-	Code   Code           // answer: empty, or the code of the failure; then the body is the Error
+	Code   Code           // answer: empty, or the code of the failure; then the body is the Error. cancel: timed_out after the caller's deadline
 	State  State          // status
 	Queued time.Duration  // answer, status: how long the call waited
 	Ran    time.Duration  // answer, status: how long it ran
@@ -361,6 +359,9 @@ func (h *Header) parse(b []byte, r *FrameReader) error {
 	for n := e.mapLen(); n > 0 && !e.bad; n-- {
 		h.field(&e, e.uint())
 	}
+	if e.notName {
+		return Errorf(CodeMalformed, "a session or an owner in the envelope is no name: 1 to %d characters out of A-Z, a-z, 0-9, _ and -", MaxName)
+	}
 	if e.bad || len(e.b) > 0 {
 		return Errorf(CodeMalformed, "the envelope is not a msgpack map with integer keys")
 	}
@@ -376,15 +377,15 @@ func (h *Header) field(e *envelopeReader, key uint64) {
 	case keyAcked:
 		h.Acked = e.uint()
 	case keyMethod:
-		h.Method = e.name(lastMethod)
+		h.Method = e.text(lastMethod)
 	case keyObject:
-		h.Object = e.name(lastObject)
+		h.Object = e.text(lastObject)
 	case keyTimeout:
 		h.Timeout = e.micros()
 	case keyAge:
 		h.Age = e.micros()
 	case keyCaller:
-		h.Caller = e.name(lastCaller)
+		h.Caller = e.text(lastCaller)
 	case keyTrace:
 		h.Trace = e.str()
 	case keyMeta:
@@ -420,7 +421,7 @@ func (h *Header) field(e *envelopeReader, key uint64) {
 	case keyGens:
 		h.Gens = readRankMap[uint32](&e.reader)
 	case keyCode:
-		h.Code = Code(e.name(lastCode))
+		h.Code = Code(e.text(lastCode))
 	case keyState:
 		h.State = State(e.upTo(math.MaxUint8))
 	case keyQueued:
@@ -453,25 +454,49 @@ func (h *Header) field(e *envelopeReader, key uint64) {
 // envelopeReader reads the fields of an envelope. names may be nil.
 type envelopeReader struct {
 	reader
-	names *FrameReader
+	names   *FrameReader
+	notName bool // a field that has to be a name is none
 }
 
-// name reads a string that was probably read before, in the same field.
+// name reads a string that must be a name.
 func (e *envelopeReader) name(field int) string {
-	b := e.text()
+	b := e.reader.text()
+	if e.isLast(field, b) {
+		return e.names.last[field]
+	}
+	if !IsName(b, MaxName) {
+		e.notName = e.notName || !e.bad
+		e.fail()
+		return ""
+	}
+	return e.intern(field, b)
+}
+
+// text reads any string.
+func (e *envelopeReader) text(field int) string {
+	b := e.reader.text()
+	if e.isLast(field, b) {
+		return e.names.last[field]
+	}
+	return e.intern(field, b)
+}
+
+// isLast reports whether b is the previous string in this field.
+func (e *envelopeReader) isLast(field int, b []byte) bool {
+	return e.names != nil && len(b) > 0 && e.names.last[field] == string(b)
+}
+
+// intern returns b as a string that was probably read before.
+func (e *envelopeReader) intern(field int, b []byte) string {
 	if e.names == nil || len(b) > 2*MaxName {
 		return string(b)
-	}
-	last := &e.names.last[field]
-	if *last == string(b) {
-		return *last
 	}
 	s, seen := e.names.names[string(b)]
 	if !seen {
 		s = string(b)
 		e.names.names[s] = s
 	}
-	*last = s
+	e.names.last[field] = s
 	return s
 }
 

@@ -57,7 +57,7 @@ func frameFixtures(t *testing.T) []wire.Frame {
 	args = wire.Args{Positional: []wire.Raw{args}}.Append(nil, nil)
 	failure, err := wire.Marshal(&wire.Error{Code: wire.CodeApplication, Message: "no", Rank: -1, Node: "node-a"})
 	require.NoError(t, err)
-	ref := wire.Ref{Owner: caller, ID: 5, Len: 1 << 20}
+	ref := wire.BodyRef{Owner: caller, ID: 5, Len: 1 << 20}
 	call := wire.Frame{Kind: wire.KindCall, Header: wire.Header{
 		Session: caller, Seq: 7, Acked: 5, Method: "step", Object: "critic", Timeout: 30 * time.Second, Age: 1500 * time.Microsecond,
 		Caller: "train@node-a", Trace: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", Meta: []byte{0x80},
@@ -93,5 +93,6 @@ func frameFixtures(t *testing.T) []wire.Frame {
 		{Kind: wire.KindSkip, Header: wire.Header{Session: caller, Order: 9, Prev: 8}},
 		{Kind: wire.KindBeat, Header: wire.Header{Session: worker}, Body: beat},
 		{Kind: wire.KindVersion},
+		{Kind: wire.KindLong, Header: wire.Header{Ref: ref}},
 	}
 }

@@ -15,6 +15,7 @@ import (
 var allKinds = []wire.Kind{
 	wire.KindCall, wire.KindAnswer, wire.KindAsk, wire.KindStatus, wire.KindCancel, wire.KindWant, wire.KindChunk, wire.KindProgress,
 	wire.KindDone, wire.KindGone, wire.KindMissing, wire.KindSkip, wire.KindBeat, wire.KindSequence, wire.KindVersion, wire.KindBundle,
+	wire.KindLong,
 }
 
 // saysRank are the kinds with the rank of their sender.
@@ -38,15 +39,16 @@ func genRankMap[V uint32 | uint64](t *rapid.T, name string, v *rapid.Generator[V
 
 func genFrame(t *rapid.T) wire.Frame {
 	text, number := rapid.StringN(0, 80, -1), rapid.Uint64()
+	name := rapid.StringMatching(`[A-Za-z0-9_-]{0,64}`)
 	h := wire.Header{
-		Session: text.Draw(t, "session"), Seq: number.Draw(t, "seq"), Acked: number.Draw(t, "acked"),
+		Session: name.Draw(t, "session"), Seq: number.Draw(t, "seq"), Acked: number.Draw(t, "acked"),
 		Method: text.Draw(t, "method"), Object: text.Draw(t, "object"),
 		Timeout: genDuration(t, "timeout"), Age: genDuration(t, "age"),
 		Caller: text.Draw(t, "caller"), Trace: text.Draw(t, "trace"), Meta: rapid.SliceOfN(rapid.Byte(), 0, 300).Draw(t, "meta"),
-		Stream: text.Draw(t, "stream"), Order: number.Draw(t, "order"), Prev: number.Draw(t, "prev"),
+		Stream: name.Draw(t, "stream"), Order: number.Draw(t, "order"), Prev: number.Draw(t, "prev"),
 		Prevs: genRankMap(t, "prevs", rapid.Uint64()), Some: rapid.Bool().Draw(t, "some"), CollectSome: rapid.Bool().Draw(t, "collectSome"),
 		NoData: rapid.Bool().Draw(t, "noData"), Inline: rapid.Uint32().Draw(t, "inline"),
-		Ref:    wire.Ref{Owner: text.Draw(t, "owner"), ID: number.Draw(t, "id"), Len: rapid.Int64Range(0, math.MaxInt64).Draw(t, "len")},
+		Ref:    wire.BodyRef{Owner: name.Draw(t, "owner"), ID: number.Draw(t, "id"), Len: rapid.Int64Range(0, math.MaxInt64).Draw(t, "len")},
 		Offset: number.Draw(t, "offset"), Gen: rapid.Uint32().Draw(t, "gen"), Gens: genRankMap(t, "gens", rapid.Uint32()),
 		Code: wire.Code(text.Draw(t, "code")), State: wire.State(rapid.Byte().Draw(t, "state")),
 		Queued: genDuration(t, "queued"), Ran: genDuration(t, "ran"),
@@ -172,7 +174,7 @@ func FuzzParseFrame(f *testing.F) {
 	for _, k := range allKinds {
 		f.Add((&wire.Frame{Kind: k, Header: wire.Header{
 			Session: "s", Seq: 1, Prevs: map[int]uint64{1: 2}, Gens: map[int]uint32{1: 2}, Some: true, Ranks: wire.Ranks(1, 9),
-			Meta: []byte{0x80}, Ref: wire.Ref{Owner: "o", ID: 1, Len: 5},
+			Meta: []byte{0x80}, Ref: wire.BodyRef{Owner: "o", ID: 1, Len: 5},
 		}, Body: []byte("body")}).Append(nil))
 	}
 	f.Add([]byte("Tp\x01\x01\x00\x00\x00\x09\x81\x0e\xde\xff\xff\x01\x02\x03\x04"))
@@ -204,7 +206,7 @@ func FuzzParseFrame(f *testing.F) {
 // TestALocationTravels checks that a location survives both encoders of an envelope, and that an envelope without one has no field of it.
 func TestALocationTravels(t *testing.T) {
 	h := wire.Header{
-		Seq: 7, Rank: 3, Ref: wire.Ref{Owner: "OWNER", ID: 5, Len: 1 << 20},
+		Seq: 7, Rank: 3, Ref: wire.BodyRef{Owner: "OWNER", ID: 5, Len: 1 << 20},
 		Location: wire.Location{Owner: "00112233445566778899aabbccddeeff", Segment: 3, Offset: 8192, Gen: 1<<64 - 1},
 	}
 	f := wire.Frame{Kind: wire.KindAnswer, Header: h}

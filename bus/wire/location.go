@@ -1,6 +1,6 @@
 package wire
 
-// Location says where a body lies in shared memory of its owner's host, beside the Ref by which it can be pulled over the bus.
+// Location says where a body lies in shared memory of its owner's host, beside the BodyRef by which it can be pulled over the bus.
 // A receiver that is not on that host, or finds anything else there, pulls the body. The zero Location is none.
 type Location struct {
 	Owner   string // 32 hexadecimal digits, new each time a process opens its shared memory: owner and incarnation in one

@@ -192,10 +192,10 @@ func (r *reader) uint() uint64 {
 	return r.next(formUint)
 }
 
-// upTo reads a uint that must not be larger than most.
-func (r *reader) upTo(most uint64) uint64 {
+// upTo reads a uint that must not be larger than limit.
+func (r *reader) upTo(limit uint64) uint64 {
 	v := r.uint()
-	if v > most {
+	if v > limit {
 		r.fail()
 		return 0
 	}

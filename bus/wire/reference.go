@@ -48,7 +48,9 @@ func (r *reader) references() []Reference {
 	owner := ""
 	for n := r.arrayLen(); n > 0 && !r.bad; n-- {
 		if h, _ := readHead(r.b); h.form == formStr {
-			owner = r.str()
+			if owner = r.str(); !IsName(owner, MaxName) {
+				r.fail()
+			}
 			continue
 		}
 		refs = append(refs, Reference{Owner: owner, ID: r.uint()})
@@ -71,8 +73,8 @@ type wireReference struct {
 type Argument Reference
 
 func (w wireReference) check() error {
-	if w.Owner == "" || len(w.Owner) > MaxName {
-		return Errorf(CodeMalformed, "a reference without an owner")
+	if !IsName(w.Owner, MaxName) {
+		return Errorf(CodeMalformed, "the owner %q of a reference is no name", Clip(w.Owner))
 	}
 	return nil
 }

@@ -311,8 +311,10 @@ func TestUnmarshalRefusals(t *testing.T) {
 		"text for binary":  {"x", new(opaque), "a string of 1 bytes does not fit into wire.opaque"},
 		"pickle":           {Raw{0xd4, byte(ExtPickle), 0}, new(any), "a Python pickle (ext 22) cannot be decoded here; send dicts"},
 		"tuple in a field": {map[string]any{"any": Raw{0xd4, byte(ExtPythonTuple), 0}}, new(wireSample), "wire.wireSample.any: a Python tuple (ext 16) cannot be decoded here; send a list"},
+		"object array":     {map[string]any{"uid": Raw{0xd4, byte(ExtObjectArray), 0}}, new(map[string]Tensor), `["uid"]: a numpy array of strings or objects (ext 29) cannot be decoded here; send a list`},
 		"tuple for list":   {Raw{0xd4, byte(ExtPythonTuple), 0}, new([]int), "send a list"},
-		"later python":     {Raw{0xd4, 30, 0}, new(any), "Python value of a later version (ext 30)"},
+		"ordered dict":     {Raw{0xd4, 30, 0}, new(any), "send dict(value)"},
+		"later python":     {Raw{0xd4, 31, 0}, new(any), "Python value of a later version (ext 31)"},
 		"unknown ext":      {[]any{Raw{0xd4, 99, 0}}, new(any), "[0]: the unknown ext type 99 cannot be decoded here"},
 		"batch":            {Raw{0xd4, byte(ExtBatch), 0}, new(any), "a batch (ext 2) cannot be decoded here; the program must import"},
 	} {

@@ -3,18 +3,22 @@ package main
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"slices"
 	"sync"
 	"time"
 
+	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/calls"
+	"troupe/bus/values"
 	"troupe/bus/wire"
 	"troupe/dispatch"
 	"troupe/dispatch/plan"
 )
 
 // callHead is the start of troupe_call's blob, little-endian: 40 bytes, the method, the object, the arguments that are
-// references (wire.AppendReferences), for each part of the plan uint64 length and uint64 address (0: the body is in the blob, after all these, in order), those bodies,
+// references (wire.AppendReferences), the references inside arguments of a replayed method, for each part of the plan uint64 length and uint64 address (0: the body is in the blob, after all these, in order), those bodies,
 // and where the call is made (see scopeOf).
 type callHead struct {
 	flags   uint32 // 0
@@ -25,7 +29,7 @@ type callHead struct {
 	method  uint32 // 24: length
 	object  uint32 // 28: length
 	args    uint32 // 32: length of the list of arguments that are references, after the object; 0: none is
-	_       uint32 // 36
+	inside  uint32 // 36: length of the list of references inside the arguments, for a method that is replayed
 }
 
 const (
@@ -48,10 +52,10 @@ func parseHead(b []byte) (h callHead, rest []byte, ok bool) {
 	le := binary.LittleEndian
 	h = callHead{
 		flags: le.Uint32(b), parts: le.Uint32(b[4:]), timeout: int64(le.Uint64(b[8:])), plan: le.Uint32(b[16:]),
-		need: le.Uint32(b[20:]), method: le.Uint32(b[24:]), object: le.Uint32(b[28:]), args: le.Uint32(b[32:]),
+		need: le.Uint32(b[20:]), method: le.Uint32(b[24:]), object: le.Uint32(b[28:]), args: le.Uint32(b[32:]), inside: le.Uint32(b[36:]),
 	}
 	rest = b[callHeadSize:]
-	return h, rest, uint64(h.method)+uint64(h.object)+uint64(h.args)+16*uint64(h.parts) <= uint64(len(rest))
+	return h, rest, uint64(h.method)+uint64(h.object)+uint64(h.args)+uint64(h.inside)+16*uint64(h.parts) <= uint64(len(rest))
 }
 
 // bodies returns the bodies of the parts, the large ones among them, which belong to the call from now on even if it is
@@ -64,7 +68,7 @@ func (c *core) bodies(table []byte, rest []byte, parts int) (all [][]byte, large
 			if all[i] = c.memory.handOver(at, int(n)); all[i] == nil {
 				return nil, large, nil, false
 			}
-			if n > bus.MaxInline {
+			if n > values.MaxInline {
 				large = large.with(c.memory, parts, i, all[i])
 			}
 			continue
@@ -77,6 +81,14 @@ func (c *core) bodies(table []byte, rest []byte, parts int) (all [][]byte, large
 	return all, large, rest, true
 }
 
+// readList reads a list of references; no bytes: there are none.
+func readList(b []byte) ([]wire.Reference, error) {
+	if len(b) == 0 {
+		return nil, nil
+	}
+	return wire.ReadReferences(b)
+}
+
 var errBlob = bus.Errorf(bus.CodeInvalid, "malformed call")
 
 // call makes a call. It returns an error only for a malformed request; other failures are completions.
@@ -87,14 +99,16 @@ func (c *core) call(token, id uint64, blob []byte) error {
 	}
 	method, object := string(rest[:h.method]), string(rest[h.method:h.method+h.object])
 	rest = rest[h.method+h.object:]
-	var arguments []wire.Reference
-	if h.args > 0 {
-		var err error
-		if arguments, err = wire.ReadReferences(rest[:h.args]); err != nil {
-			return err
-		}
+	arguments, err := readList(rest[:h.args])
+	if err != nil {
+		return err
 	}
 	rest = rest[h.args:]
+	inside, err := readList(rest[:h.inside])
+	if err != nil {
+		return err
+	}
+	rest = rest[h.inside:]
 	bodies, large, scope, ok := c.bodies(rest[:16*h.parts], rest[16*h.parts:], int(h.parts))
 	if !ok {
 		large.freeAll()
@@ -106,6 +120,14 @@ func (c *core) call(token, id uint64, blob []byte) error {
 		p, err = on.planOf(int(h.plan))
 	}
 	r := &callReport{core: c, token: token, need: int(h.need), large: large, keep: h.flags&callKeep != 0}
+	if errors.Is(err, errResized) { // the caller plans again
+		large.freeAll()
+		return err
+	}
+	r.limits = limits{ctx: context.Background(), timeout: time.Duration(h.timeout) * time.Microsecond}
+	if err == nil && method != actors.VerbInfo { // a timeout error describes what the ranks do, also after the deadline
+		r.limits, err = c.nested(scope, r.limits.timeout)
+	}
 	if err != nil {
 		r.refused(err)
 		return nil
@@ -115,9 +137,9 @@ func (c *core) call(token, id uint64, blob []byte) error {
 	}
 	call := dispatch.Call{
 		Method: method, Object: object, Encoded: &dispatch.Encoded{Plan: p, Bodies: bodies}, Need: int(h.need),
-		Timeout: time.Duration(h.timeout) * time.Microsecond, NoCollect: h.flags&callNoCollect != 0,
+		Timeout: r.limits.timeout, NoCollect: h.flags&callNoCollect != 0,
 		CollectAll: h.flags&callCollectAll != 0, Control: h.flags&callControl != 0, NoWait: h.flags&callNoWait != 0,
-		OverFunc: r.over, Memory: c.memory, Keep: r.keep, Counted: true, Arguments: arguments, OnDevice: h.flags&callOnDevice != 0,
+		OverFunc: r.over, Memory: c.memory, Keep: r.keep, Counted: true, Arguments: arguments, Inside: inside, OnDevice: h.flags&callOnDevice != 0,
 	}
 	r.refs = on.References()
 	if r.keep {
@@ -131,7 +153,7 @@ func (c *core) call(token, id uint64, blob []byte) error {
 	}
 	var f *dispatch.Future
 	c.outbox.together(func() bool {
-		f, err = on.Go(c.scopeOf(context.Background(), scope), call)
+		f, err = on.Go(c.scopeOf(r.limits.ctx, scope), call)
 		return h.flags&callMore == 0
 	})
 	if err != nil {
@@ -149,9 +171,10 @@ type callReport struct {
 	need  int
 	large outgoing
 	keep  bool // it is registered, so that references to its answers can be made
-	refs  *bus.References
+	refs  *values.References
 	// collect are the collected ranks, in the order of the result.
 	collect []int
+	limits  limits
 
 	mu   sync.Mutex // guards what follows
 	sent int        // number of reported answers
@@ -183,7 +206,7 @@ func (r *callReport) refused(err error) {
 	}
 }
 
-func (r *callReport) arrived(g *bus.Gather) {
+func (r *callReport) arrived(g *calls.Gather) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.done {
@@ -203,7 +226,7 @@ func (r *callReport) arrived(g *bus.Gather) {
 }
 
 // over reports the remaining answers and the end. The cause of a failure is the first that no other failure caused.
-func (r *callReport) over(g *bus.Gather) {
+func (r *callReport) over(g *calls.Gather) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.done {
@@ -234,7 +257,7 @@ func (r *callReport) over(g *bus.Gather) {
 	end := completion{kind: kindOver, flags: flagLast, token: r.token, rank: -1}
 	if failed {
 		end.flags |= flagFailed
-		end.rank, end.body = all[cause].Rank, encodeError(all[cause].Err)
+		end.rank, end.body = all[cause].Rank, encodeError(r.limits.explain(all[cause].Err))
 	}
 	r.core.report(r.token, append(out, end)...)
 }
@@ -245,11 +268,11 @@ const combinedLimit = 8 << 10
 
 // combined returns the answers of a call as one completion, if none was reported and all are successful and short: a
 // completion costs Python more than decoding it.
-func (r *callReport) combined(g *bus.Gather, all []bus.Answer) ([]byte, bool) {
+func (r *callReport) combined(g *calls.Gather, all []calls.Answer) ([]byte, bool) {
 	if r.sent > 0 || len(all) < 2 || !g.AllGood() {
 		return nil, false
 	}
-	if len(r.promises) > 0 || slices.ContainsFunc(all, func(a bus.Answer) bool { // also of ranks that are not collected
+	if len(r.promises) > 0 || slices.ContainsFunc(all, func(a calls.Answer) bool { // also of ranks that are not collected
 		return len(a.Body) > combinedLimit || !a.Kept().IsZero() || len(a.References()) > 0
 	}) {
 		return nil, false
@@ -267,7 +290,7 @@ func (r *callReport) combined(g *bus.Gather, all []bus.Answer) ([]byte, bool) {
 
 // causeOf returns the index of the failure that caused the others, -1 if there is none, and the number of successful
 // answers.
-func causeOf(all []bus.Answer) (cause, good int) {
+func causeOf(all []calls.Answer) (cause, good int) {
 	cause = -1
 	for i := range all {
 		switch err := all[i].Err; {
@@ -280,11 +303,11 @@ func causeOf(all []bus.Answer) (cause, good int) {
 	return cause, good
 }
 
-func (r *callReport) answer(a *bus.Answer) completion {
+func (r *callReport) answer(a *calls.Answer) completion {
 	out := completion{kind: kindAnswer, token: r.token, rank: a.Rank, body: a.Body}
 	kept := a.Kept()
 	if promise, ok := r.promises[a.Rank]; ok {
-		r.refs.Fulfil(promise, *a)
+		r.refs.Fulfil(promise, a.Result())
 		if !kept.IsZero() {
 			kept = promise
 		}
@@ -298,7 +321,7 @@ func (r *callReport) answer(a *bus.Answer) completion {
 	switch {
 	case !kept.IsZero():
 	case a.Err != nil:
-		out.flags, out.body = flagFailed, encodeError(a.Err)
+		out.flags, out.body = flagFailed, encodeError(r.limits.explain(a.Err))
 	case a.Body == nil:
 		out.flags = flagNone
 	}

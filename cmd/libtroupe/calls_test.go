@@ -12,6 +12,7 @@ import (
 	"troupe/actors"
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/bus/calls"
 )
 
 // speaker is a worker that returns given answers, by rank.
@@ -30,7 +31,7 @@ func (s speaker) Handle(context.Context, string, []byte) ([]byte, error) {
 // TestAnswersAreCombined: short, successful answers that were not reported before become one completion.
 func TestAnswersAreCombined(t *testing.T) {
 	b := bustest.Open(t)
-	ep, err := b.Endpoint("test")
+	ep, err := calls.Open(b, "test")
 	require.NoError(t, err)
 	to, err := bus.NewAddress("test", "speakers", "1")
 	require.NoError(t, err)
@@ -66,9 +67,9 @@ func TestAnswersAreCombined(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			answers = c.answers
 			r := &callReport{core: &core{queue: newQueue(t), memory: shared}, token: 5, collect: c.collect}
-			call := bus.Call{
+			call := calls.Call{
 				To: to, Method: "say", World: 3, OverFunc: r.over,
-				Parts: []bus.Part{{Scope: bus.Everyone(), Ranks: []int{0, 1, 2}}},
+				Parts: []calls.Part{{Scope: calls.Everyone(), Ranks: []int{0, 1, 2}}},
 			}
 			if c.streams {
 				call.ArrivedFunc = r.arrived
@@ -77,7 +78,7 @@ func TestAnswersAreCombined(t *testing.T) {
 			require.NoError(t, err)
 			<-g.Done()
 			q := r.core.queue
-			require.Eventually(t, func() bool { return has(r.core, kindOver, 5) }, 5*time.Second, time.Millisecond)
+			require.Eventually(t, func() bool { return has(r.core, kindOver, 5) }, 2*time.Minute, time.Millisecond)
 			last := q.entries[len(q.entries)-1]
 			if c.whole != nil {
 				require.Len(t, q.entries, 1)

@@ -17,7 +17,6 @@ import (
 	"troupe/bus"
 	"troupe/bus/wire"
 	"troupe/dispatch"
-	"troupe/dispatch/plan"
 	"troupe/roles"
 )
 
@@ -43,6 +42,7 @@ type core struct {
 	mu       sync.Mutex // guards what follows
 	last     uint64     // the last number given
 	runtimes map[uint64]*roles.Runtime
+	closing  map[uint64]*roles.Runtime // runtimes whose close has not returned
 	clusters map[uint64]*cluster
 	calls    map[uint64]func()      // by token: cancels a call or request in flight
 	reports  map[uint64]*callReport // by token: calls to whose answers references can be made
@@ -58,7 +58,7 @@ type core struct {
 type cluster struct {
 	*roles.Cluster
 	mu    sync.Mutex
-	plans []*plan.Plan // by number
+	plans []rolePlan // by number
 }
 
 var start = sync.OnceValues(newCore)
@@ -88,7 +88,8 @@ func newCore() (*core, error) {
 	c := &core{
 		queue: &queue{fd: fd, wake: wake}, memory: shared, incoming: newIncoming(shared),
 		log:      slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError})),
-		runtimes: map[uint64]*roles.Runtime{}, clusters: map[uint64]*cluster{}, calls: map[uint64]func(){}, reports: map[uint64]*callReport{},
+		runtimes: map[uint64]*roles.Runtime{}, closing: map[uint64]*roles.Runtime{},
+		clusters: map[uint64]*cluster{}, calls: map[uint64]func(){}, reports: map[uint64]*callReport{},
 		reservations: map[string]*roles.Reservation{}, pipelines: map[uint64]*pipe{},
 		routers: map[uint64]*openRouter{}, served: map[string]*servedObject{},
 	}

@@ -43,7 +43,8 @@ type specRequest struct {
 	WarmPath       []string            `msgpack:"warm_path"`
 	Policy         string              `msgpack:"policy"`
 	Restarts       int                 `msgpack:"restarts"`
-	Output         nodes.OutputMode    `msgpack:"output"` // empty: that of the runtime
+	Replace        bool                `msgpack:"replace"` // a role of the name is destroyed first
+	Output         nodes.OutputMode    `msgpack:"output"`  // empty: that of the runtime
 
 	// Mapping is a device mapping as text, or empty; its devices are those of the reservation Colocate, if that is set.
 	Mapping  string             `msgpack:"mapping"`
@@ -66,7 +67,8 @@ func (s specRequest) spec() (roles.Spec, error) {
 		s.World = needs.Mapping.World
 	}
 	spec := roles.Spec{
-		Name: s.Name, Class: s.Class, World: s.World, Mesh: s.Mesh, Ordered: s.Ordered, Detached: s.Detached, EndsWithRun: s.EndsWithRun, QueueLimit: s.QueueLimit,
+		Name: s.Name, Class: s.Class, World: s.World, Mesh: s.Mesh, Ordered: s.Ordered,
+		Detached: s.Detached, EndsWithRun: s.EndsWithRun, QueueLimit: s.QueueLimit, Replace: s.Replace,
 		StartTimeout: seconds(s.StartTimeout), StopGrace: seconds(s.StopGrace),
 		Process: &roles.Process{
 			Command: s.Command, Dir: s.Dir, Ship: s.Ship, Exclude: s.Exclude, Env: s.Env, RankEnv: s.RankEnv, LateRendezvous: s.LateRendezvous, OwnVariables: s.OwnVariables, Needs: needs,
@@ -137,6 +139,23 @@ func (c *core) create(ctx context.Context, r *request) (any, error) {
 		return nil, err
 	}
 	return c.addCluster(cl)
+}
+
+// startProgress is how far the creation of a role is.
+type startProgress struct {
+	Step    roles.StartStep     `msgpack:"step"`
+	World   int                 `msgpack:"world"`
+	Ready   int                 `msgpack:"ready"`
+	Slowest *nodes.WorkerStacks `msgpack:"slowest"`
+}
+
+func (c *core) startProgress(ctx context.Context, r *request) (any, error) {
+	rt, err := c.runtime(r.Runtime)
+	if err != nil {
+		return nil, err
+	}
+	p := rt.StartProgress(ctx, r.Name)
+	return startProgress{Step: p.Step, World: p.World, Ready: p.Ready, Slowest: p.Slowest}, nil
 }
 
 // reserveRequest is a number of whole nodes with the same number of devices.
@@ -259,13 +278,13 @@ type rankPlacement struct {
 	Gen      uint32   `msgpack:"gen"`
 }
 
-func placementsOf(rec registry.RoleRecord) (seats []rankPlacement, host string, port int) {
+func placementsOf(rec registry.RoleRecord) (placements []rankPlacement, host string, port int) {
 	for _, s := range rec.Placements {
-		seats = append(seats, rankPlacement{Node: s.Node, NodeRank: s.NodeRank, Name: s.Name, Devices: s.Devices, UUIDs: s.UUIDs, Gen: s.Gen})
+		placements = append(placements, rankPlacement{Node: s.Node, NodeRank: s.NodeRank, Name: s.Name, Devices: s.Devices, UUIDs: s.UUIDs, Gen: s.Gen})
 	}
 	if h, p, err := net.SplitHostPort(rec.Master); err == nil {
 		host = h
 		port, _ = strconv.Atoi(p) // always a number if it is set
 	}
-	return seats, host, port
+	return placements, host, port
 }

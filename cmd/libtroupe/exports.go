@@ -7,7 +7,10 @@ package main
 import "C"
 
 import (
+	"errors"
 	"unsafe"
+
+	"troupe/bus/shm"
 )
 
 // Status codes of functions that return no count.
@@ -18,6 +21,8 @@ const (
 	statusUnknown = -2 // unknown cluster, plan, call or buffer
 	statusInvalid = -3 // malformed request; troupe_error has the reason
 	statusSmall   = -4 // the buffer is too small for one completion
+	statusRefused = -5 // a limit is reached; troupe_error has the figures
+	statusResized = -6 // the role has another size than the plan
 )
 
 // Flags of troupe_answer.
@@ -62,7 +67,7 @@ func troupe_ask(token C.uint64_t, request *C.char, n C.uint64_t) (status C.int32
 }
 
 // troupe_plan returns what a mode sends to which ranks of a cluster: request is JSON, {"mode": …, "unsplit": bool} or
-// {"ranks": […]} or {"pieces": [[…], …], "collect": […]}. The plan is written to out as JSON if it fits in room, with a
+// {"ranks": […]} or {"pieces": [[…], …], "collect": […]}, with the size that the caller knows, "world". The plan is written to out as JSON if it fits in room, with a
 // number for troupe_call that is valid as long as the cluster; the return value is its length, or an error.
 //
 //export troupe_plan
@@ -77,7 +82,7 @@ func troupe_plan(cluster C.uint64_t, request *C.char, n C.uint64_t, out *C.char,
 	}
 	text, err := c.plan(uint64(cluster), C.GoBytes(unsafe.Pointer(request), C.int(n)))
 	if err != nil {
-		return C.int64_t(setError(statusInvalid, err))
+		return C.int64_t(setError(statusOf(err), err))
 	}
 	if len(text) <= int(room) {
 		copy(unsafe.Slice((*byte)(unsafe.Pointer(out)), int(room)), text)
@@ -99,9 +104,33 @@ func troupe_call(token, cluster C.uint64_t, blob *C.char, n C.uint64_t) (status 
 		return C.int32_t(setError(statusPanic, err))
 	}
 	if err := c.call(uint64(token), uint64(cluster), C.GoBytes(unsafe.Pointer(blob), C.int(n))); err != nil {
-		return C.int32_t(setError(statusInvalid, err))
+		return C.int32_t(setError(statusOf(err), err))
 	}
 	return statusOK
+}
+
+// statusOf is the status of a request that was refused.
+func statusOf(err error) int {
+	if errors.Is(err, errResized) {
+		return statusResized
+	}
+	return statusInvalid
+}
+
+// troupe_world returns the number of ranks of a cluster's role, as far as this process knows, or statusUnknown.
+//
+//export troupe_world
+func troupe_world(cluster C.uint64_t) (n C.int32_t) {
+	defer guard(&n)
+	c, err := getCore()
+	if err != nil || c.checkUsable() != nil {
+		return statusUnknown
+	}
+	cl, err := c.cluster(uint64(cluster))
+	if err != nil {
+		return statusUnknown
+	}
+	return C.int32_t(cl.WorldSize())
 }
 
 // troupe_cancel cancels a call or a request. Its completion follows; if it is over, nothing happens.
@@ -272,6 +301,24 @@ func troupe_release(buffer C.uint64_t) (status C.int32_t) {
 	if c, err := getCore(); err == nil {
 		c.memory.release(uint64(buffer))
 	}
+	return statusOK
+}
+
+// troupe_trim says that only some ranges of a body of troupe_take, by its number, are used from now on; the memory of the rest is given back
+// later. ranges has n pairs of an offset in the body and a length. It does not block.
+//
+//export troupe_trim
+func troupe_trim(buffer C.uint64_t, ranges *C.uint64_t, n C.uint64_t) (status C.int32_t) {
+	defer guard(&status)
+	c, err := getCore()
+	if err != nil {
+		return statusUnknown
+	}
+	used := make([]shm.Range, n)
+	for i, pair := range unsafe.Slice((*[2]uint64)(unsafe.Pointer(ranges)), int(n)) {
+		used[i] = shm.Range{Offset: int(pair[0]), Length: int(pair[1])}
+	}
+	c.memory.trim(uint64(buffer), used, trimAfter)
 	return statusOK
 }
 

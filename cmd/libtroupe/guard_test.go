@@ -15,6 +15,7 @@ import (
 	"troupe/actors"
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/bus/calls"
 	"troupe/bus/wire"
 )
 
@@ -62,15 +63,15 @@ func TestPanicInAGoroutineOfAPackageBelow(t *testing.T) {
 	var p planAnswer
 	require.NoError(t, json.Unmarshal(plan, &p))
 	require.NoError(t, c.call(77, cl.Cluster, blob(uint32(p.ID), "hold")))
-	require.Eventually(t, func() bool { return has(c, kindCall, 1) }, 5*time.Second, time.Millisecond, "it is being served, by nobody")
+	require.Eventually(t, func() bool { return has(c, kindCall, 1) }, 2*time.Minute, time.Millisecond, "it is being served, by nobody")
 
-	ep, err := b.Endpoint("test")
+	ep, err := calls.Open(b, "test")
 	require.NoError(t, err)
 	defer ep.Close()
 	role, err := c.cluster(cl.Cluster)
 	require.NoError(t, err)
 	require.NoError(t, ep.Send(role.Record().Address().Life(), &wire.Frame{Kind: wire.KindBeat, Body: []byte{0xc1}}))
-	require.Eventually(t, func() bool { return c.checkUsable() != nil }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return c.checkUsable() != nil }, 2*time.Minute, time.Millisecond)
 	require.True(t, has(c, kindOver, 77), "what was under way has failed")
 	err = c.checkUsable()
 	assert.Equal(t, bus.CodeInternal, bus.CodeOf(err))

@@ -10,6 +10,7 @@ import (
 	"troupe/actors"
 	"troupe/bus"
 	"troupe/bus/recorder"
+	"troupe/bus/values"
 	"troupe/bus/wire"
 	"troupe/pipeline"
 )
@@ -30,6 +31,11 @@ type openCall struct {
 	done func(body []byte, err error)
 	stop func() bool // removes the cancellation hook
 	owns bool        // done takes ownership of a large body; else it gets a copy on Go's heap
+
+	cancels  bool            // Python is told of a cancellation, and cancels the method's task
+	inherits bool            // calls that the method makes end with it; see nested
+	calls    context.Context // of the calls that the method makes; nil: it has made none
+	detach   func() bool     // separates calls from ctx; nil as long as calls is
 }
 
 func newIncoming(m *memory) *incoming { return &incoming{memory: m, calls: map[uint64]*openCall{}} }
@@ -56,17 +62,20 @@ func (in *incoming) answer(token uint64, failed bool, body []byte) bool {
 	if t != nil && t.stop != nil {
 		t.stop()
 	}
+	if t != nil && t.detach != nil {
+		t.detach()
+	}
 	if t != nil && !failed && t.owns {
 		t.done(body, nil)
 		return true
 	}
-	defer bus.FreeBody(in.memory, body)
+	defer values.FreeBody(in.memory, body)
 	switch {
 	case t == nil:
 		return false
 	case failed:
 		t.done(nil, t.failure(body))
-	case len(body) > bus.MaxInline:
+	case len(body) > values.MaxInline:
 		t.done(bytes.Clone(body), nil)
 	default:
 		t.done(body, nil)

@@ -2,7 +2,10 @@ package main
 
 import (
 	"context"
+	"errors"
+	"slices"
 	"strings"
+	"sync"
 
 	"troupe/bus"
 	"troupe/nodes"
@@ -30,14 +33,39 @@ func (c *core) stacks(ctx context.Context, r *request) (any, error) {
 	return stacksResult{Ranks: all, Text: strings.Join(texts, "\n")}, nil
 }
 
+// interruptedRank is a worker whose methods were interrupted. Without methods, it is interrupted when it runs Python
+// code again.
+type interruptedRank struct {
+	Rank    int      `msgpack:"rank"`
+	Methods []string `msgpack:"methods"`
+}
+
+// interrupt interrupts the methods of some ranks, each of which must run one; without ranks, those of all ranks that
+// run one.
 func (c *core) interrupt(ctx context.Context, r *request) (any, error) {
 	cl, err := c.cluster(r.Cluster)
 	if err != nil {
 		return nil, err
 	}
-	if len(r.Ranks) != 1 {
-		return nil, bus.Errorf(bus.CodeInvalid, "interrupt takes one rank, not %d", len(r.Ranks))
+	ranks, all := r.Ranks, len(r.Ranks) == 0
+	for rank := range cl.WorldSize() {
+		if all {
+			ranks = append(ranks, rank)
+		}
 	}
-	methods, err := cl.Interrupt(ctx, r.Ranks[0])
-	return append([]string{}, methods...), err
+	found, errs := make([]*interruptedRank, len(ranks)), make([]error, len(ranks))
+	var group sync.WaitGroup
+	for i, rank := range ranks {
+		group.Go(bus.Guard(func() {
+			methods, err := cl.Interrupt(ctx, rank)
+			switch {
+			case err == nil:
+				found[i] = &interruptedRank{Rank: rank, Methods: append([]string{}, methods...)}
+			case !all || !errors.Is(err, bus.ErrNotFound): // an idle rank is nothing to interrupt
+				errs[i] = err
+			}
+		}))
+	}
+	group.Wait()
+	return slices.DeleteFunc(found, func(f *interruptedRank) bool { return f == nil }), errors.Join(errs...)
 }

@@ -10,6 +10,7 @@ import (
 	"unsafe"
 
 	"troupe/bus"
+	"troupe/bus/values"
 	"troupe/bus/wire"
 )
 
@@ -84,7 +85,7 @@ func (c *core) lend(runtime uint64) (wire.Reference, error) {
 	tell := func(k kind) func(uint64) {
 		return func(number uint64) { q.push(completion{kind: k, token: number, meta: meta}) }
 	}
-	return all.Lend(bus.Lending{WantedFunc: tell(kindWanted), FreedFunc: tell(kindFreed)})
+	return all.Lend(values.Lending{WantedFunc: tell(kindWanted), FreedFunc: tell(kindFreed)})
 }
 
 // troupe_fill gives a lent value that was wanted its bytes, in memory of troupe_alloc, or with 1 in how an error as of troupe_answer. The
@@ -103,7 +104,7 @@ func troupe_fill(runtime, number C.uint64_t, how C.int32_t, body *C.char, n C.ui
 	own := c.memory.own(unsafe.Pointer(body), int(n))
 	all, err := c.references(uint64(runtime))
 	if err != nil {
-		bus.FreeBody(c.memory, own)
+		values.FreeBody(c.memory, own)
 		return statusUnknown
 	}
 	if how&putFailed != 0 {
@@ -111,12 +112,12 @@ func troupe_fill(runtime, number C.uint64_t, how C.int32_t, body *C.char, n C.ui
 		if err := wire.Unmarshal(own, e); err != nil {
 			e = bus.Errorf(bus.CodeInternal, "malformed error of a device: %w", err)
 		}
-		bus.FreeBody(c.memory, own)
+		values.FreeBody(c.memory, own)
 		all.Fill(uint64(number), nil, nil, e)
 		return statusOK
 	}
 	if !all.Fill(uint64(number), own, c.memory, nil) {
-		bus.FreeBody(c.memory, own)
+		values.FreeBody(c.memory, own)
 		return statusUnknown
 	}
 	return statusOK

@@ -2,17 +2,19 @@ package main
 
 import (
 	"sync"
+	"time"
 	"unsafe"
 
 	"troupe/bus"
 	"troupe/bus/shm"
+	"troupe/bus/values"
 	"troupe/bus/wire"
 )
 
 // align is the alignment of tensors. Memory is aligned to pages.
 const align = 64
 
-// memory holds bodies over bus.MaxInline outside Go's heap, so that Go and Python use them in place and the garbage collector
+// memory holds bodies over values.MaxInline outside Go's heap, so that Go and Python use them in place and the garbage collector
 // ignores them. Each has one owner, which frees it:
 //
 //	the other side ── alloc ──► filling ── handOver ──► Go: a call or an answer that is pulled ── Free, when it has been read ──► pool
@@ -38,7 +40,9 @@ type block struct {
 	away   bool   // Python owns it
 	array  bool   // Python keeps it when it is handed over
 	bodies int    // of an array: handed over and not freed
-	origin origin
+	// trimming: a goroutine gives a part of it back. released: the other side has released it meanwhile.
+	trimming, released bool
+	origin             origin
 }
 
 // origin says where the memory of a block goes back to.
@@ -58,7 +62,7 @@ func newMemory() *memory {
 	return &memory{pool: newPool(), shared: newSharedMemory(), blocks: map[uintptr]*block{}, loans: map[uint64]*block{}}
 }
 
-var _ bus.Sharing = (*memory)(nil)
+var _ values.Sharing = (*memory)(nil)
 
 // Make returns room for an incoming body; nil: out of memory.
 func (m *memory) Make(n int) []byte { return m.make(n, false) }
@@ -103,8 +107,8 @@ func (m *memory) Attach(at wire.Location, n int64, done func(body []byte)) {
 	})
 }
 
-// Join finds the process of this host that pulls a body for all; see bus.Sharing.
-func (m *memory) Join(name string, n int64, waits func(), done func(bus.HostFetch, []byte)) {
+// Join finds the process of this host that pulls a body for all; see values.Sharing.
+func (m *memory) Join(name string, n int64, waits func(), done func(values.HostFetch, []byte)) {
 	m.shared.join(name, n, waits, func(f *shm.Fetch, body []byte) {
 		if body != nil {
 			m.add(&block{room: body, origin: fromReader})
@@ -194,7 +198,7 @@ func (m *memory) own(at unsafe.Pointer, n int) []byte {
 
 // room returns memory for a body that Go makes: on Go's heap, unless it is large.
 func (m *memory) room(n int) []byte {
-	if n <= bus.MaxInline {
+	if n <= values.MaxInline {
 		return make([]byte, n)
 	}
 	body := m.Make(n)
@@ -226,7 +230,7 @@ func (m *memory) handOver(at uint64, n int) []byte {
 		b.away = false
 	}
 	m.mu.Unlock()
-	if n <= bus.MaxInline {
+	if n <= values.MaxInline {
 		defer m.Free(body)
 		return m.keep(body)
 	}
@@ -263,9 +267,61 @@ func (m *memory) release(number uint64) {
 		at = address(b.room)
 	}
 	m.mu.Unlock()
-	if b := m.remove(at, true); b != nil {
+	b := m.remove(at, true)
+	if b == nil {
+		return
+	}
+	m.mu.Lock()
+	b.released = true
+	trimming := b.trimming
+	m.mu.Unlock()
+	if !trimming {
 		m.giveBack(b)
 	}
+}
+
+const (
+	trimAfter = time.Second     // a value of which little is kept may be on its way out as a whole
+	trimAgain = 5 * time.Second // after a failure: a forked child reads the body, or memory is short
+)
+
+// trim gives back the memory of a lent body of which the other side uses only some ranges, if it still has them after a while. The arrays in
+// these ranges stay where they are.
+func (m *memory) trim(number uint64, used []shm.Range, after time.Duration) {
+	time.AfterFunc(after, bus.Guard(func() {
+		if !m.trimNow(number, used) {
+			m.trim(number, used, trimAgain)
+		}
+	}))
+}
+
+// trimNow reports false if it has to be tried again.
+func (m *memory) trimNow(number uint64, used []shm.Range) (done bool) {
+	m.mu.Lock()
+	b := m.loans[number]
+	if b == nil {
+		m.mu.Unlock()
+		return true
+	}
+	b.trimming = true
+	m.mu.Unlock()
+	switch b.origin {
+	case fromReader:
+		done = m.shared.reader.Detach(b.room, used)
+	case fromPool:
+		shm.DropOutside(b.room, used)
+		done = true
+	default:
+		done = true // this process sends it too
+	}
+	m.mu.Lock()
+	b.trimming = false
+	released := b.released
+	m.mu.Unlock()
+	if released {
+		m.giveBack(b)
+	}
+	return done || released
 }
 
 func address(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }

@@ -10,12 +10,12 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/stretchr/testify/require"
+	"troupe/bus/values"
 
-	"troupe/bus"
+	"github.com/stretchr/testify/require"
 )
 
-const large = bus.MaxInline + 1
+const large = values.MaxInline + 1
 
 // resident is the resident memory of this process, in MiB.
 func resident(t *testing.T) int {

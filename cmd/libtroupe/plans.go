@@ -15,6 +15,7 @@ type planRequest struct {
 	Unsplit bool   `json:"unsplit"` // every argument is broadcast
 	// Mesh is the mesh that the workers report, if it differs from the role's.
 	Mesh    *dispatch.Mesh `json:"mesh"`
+	World   int            `json:"world"` // size of the role, as the caller knows it
 	Ranks   []int          `json:"ranks"`
 	Pieces  [][]int        `json:"pieces"` // the ranks of each
 	Collect []int          `json:"collect"`
@@ -38,11 +39,15 @@ func (c *core) plan(id uint64, request []byte) ([]byte, error) {
 	if err := json.Unmarshal(request, &r); err != nil {
 		return nil, bus.Errorf(bus.CodeInvalid, "malformed plan request: %w", err)
 	}
-	p, err := r.plan(on.Record().Mesh)
+	mesh := on.Mesh()
+	if r.Ranks == nil && r.World != mesh.World() {
+		return nil, errResized
+	}
+	p, err := r.plan(mesh)
 	if err != nil {
 		return nil, err
 	}
-	a := planAnswer{ID: on.addPlan(p), Shards: p.Shards, Parts: p.Parts, Collect: p.Collect, Result: p.Result}
+	a := planAnswer{ID: on.addPlan(rolePlan{p, mesh.World(), r.Ranks != nil}), Shards: p.Shards, Parts: p.Parts, Collect: p.Collect, Result: p.Result}
 	return json.Marshal(a)
 }
 
@@ -104,18 +109,47 @@ func (r planRequest) custom(mesh dispatch.Mesh) (*plan.Plan, error) {
 	return s.Plan, nil
 }
 
-func (cl *cluster) addPlan(p *plan.Plan) int {
+// rolePlan is a plan for a role of one size. One for some ranks holds for every size that has them.
+type rolePlan struct {
+	*plan.Plan
+	world     int
+	someRanks bool
+}
+
+// errResized is the error of a plan that was made for another size of the role.
+var errResized = bus.Errorf(bus.CodeConflict, "the role has been resized since the call was planned")
+
+func (p rolePlan) check(role string, world int) error {
+	if !p.someRanks {
+		if p.world != world {
+			return errResized
+		}
+		return nil
+	}
+	for _, part := range p.Parts {
+		for _, rank := range part.Ranks {
+			if rank >= world {
+				return bus.Errorf(bus.CodeNotFound, "role %s has no rank %d any more: it has been resized to %d workers", role, rank, world)
+			}
+		}
+	}
+	return nil
+}
+
+func (cl *cluster) addPlan(p rolePlan) int {
 	cl.mu.Lock()
 	defer cl.mu.Unlock()
 	cl.plans = append(cl.plans, p)
 	return len(cl.plans) - 1
 }
 
+// planOf is a plan that holds for the present size of the role.
 func (cl *cluster) planOf(i int) (*plan.Plan, error) {
 	cl.mu.Lock()
 	defer cl.mu.Unlock()
 	if i < 0 || i >= len(cl.plans) {
 		return nil, bus.Errorf(bus.CodeInvalid, "unknown plan %d", i)
 	}
-	return cl.plans[i], nil
+	p := cl.plans[i]
+	return p.Plan, p.check(cl.Name(), cl.WorldSize())
 }

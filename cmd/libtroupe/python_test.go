@@ -51,7 +51,7 @@ func TestConformance(t *testing.T) {
 			startPython(t, exe, b, role, rank)
 		}
 		for ready := map[int]bool{}; len(ready) < role.World; {
-			m, err := life.NextMsg(30 * time.Second)
+			m, err := life.NextMsg(2 * time.Minute)
 			require.NoError(t, err, "not all workers came up")
 			f, err := wire.ParseFrame(m.Data)
 			require.NoError(t, err)

@@ -5,7 +5,7 @@ import (
 	"sync"
 	"syscall"
 
-	"troupe/bus"
+	"troupe/bus/values"
 )
 
 // A completion as troupe_take writes it, little-endian, at multiples of 8 bytes:
@@ -129,7 +129,7 @@ func (q *queue) take(buf []byte, m *memory) int {
 	return n
 }
 
-func (c *completion) inline() bool { return len(c.body) <= bus.MaxInline }
+func (c *completion) inline() bool { return len(c.body) <= values.MaxInline }
 
 func (c *completion) size() int {
 	n := headSize + pad(len(c.meta))

@@ -11,6 +11,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/values"
 	"troupe/bus/wire"
 )
 
@@ -57,7 +58,7 @@ func (r *callReport) promise(rank int) (uint64, error) {
 	return ref.ID, nil
 }
 
-func (c *core) references(runtime uint64) (*bus.References, error) {
+func (c *core) references(runtime uint64) (*values.References, error) {
 	rt, err := c.runtime(runtime)
 	if err != nil {
 		return nil, err
@@ -89,8 +90,8 @@ func readReferences(list *C.char, n C.uint64_t) ([]wire.Reference, error) {
 }
 
 // troupe_put makes a value of this process and returns its number, or an error. The body is copied, unless it is in memory of
-// troupe_alloc: then it is handed over. refs is the list of references inside the body. Flags of how: 1, the value is an error.
-// The value has one use; troupe_count ends it.
+// troupe_alloc: then it is handed over, also if this fails. refs is the list of references inside the body. Flags of how: 1, the value is an error.
+// The value has one use; troupe_count ends it. It may write a value to disk: call it without the interpreter lock if the value is large.
 //
 //export troupe_put
 func troupe_put(runtime C.uint64_t, how C.int32_t, body *C.char, n C.uint64_t, refs *C.char, m C.uint64_t) (number C.int64_t) {
@@ -99,13 +100,17 @@ func troupe_put(runtime C.uint64_t, how C.int32_t, body *C.char, n C.uint64_t, r
 	if err != nil {
 		return C.int64_t(setError(statusInvalid, err))
 	}
+	own := c.memory.own(unsafe.Pointer(body), int(n))
 	if err := c.checkUsable(); err != nil {
+		values.FreeBody(c.memory, own)
 		return C.int64_t(setError(statusPanic, err))
 	}
-	own := c.memory.own(unsafe.Pointer(body), int(n))
 	ref, err := c.put(uint64(runtime), how&putFailed != 0, own, refs, m)
 	if err != nil {
-		bus.FreeBody(c.memory, own)
+		values.FreeBody(c.memory, own)
+		if bus.CodeOf(err) == bus.CodeRefused {
+			return C.int64_t(setError(statusRefused, err))
+		}
 		return C.int64_t(setError(statusInvalid, err))
 	}
 	return C.int64_t(ref.ID)
@@ -127,7 +132,7 @@ func (c *core) put(runtime uint64, failed bool, body []byte, refs *C.char, n C.u
 	if err := wire.Unmarshal(body, e); err != nil {
 		return wire.Reference{}, err
 	}
-	bus.FreeBody(c.memory, body)
+	values.FreeBody(c.memory, body)
 	ref, err := all.Promise()
 	if err == nil {
 		all.Fail(ref, e)
@@ -195,7 +200,7 @@ func troupe_place(runtime C.uint64_t, number C.uint64_t, out *C.char, room C.uin
 	if err != nil {
 		return 0
 	}
-	place := rt.References().Place(wire.Reference{Owner: rt.Session(), ID: uint64(number)})
+	place := rt.References().Source(wire.Reference{Owner: rt.Session(), ID: uint64(number)})
 	if place.Ref.Owner == "" {
 		return 0
 	}
@@ -225,24 +230,24 @@ func troupe_get(token, runtime C.uint64_t, owner *C.char, number C.uint64_t, how
 		return C.int32_t(setError(statusInvalid, err))
 	}
 	ref := wire.Reference{Owner: C.GoString(owner), ID: uint64(number)}
-	var at bus.Place
+	var at values.BodySource
 	if n > 0 {
 		if err := wire.Unmarshal(C.GoBytes(unsafe.Pointer(place), C.int(n)), &at); err != nil {
-			at = bus.Place{} // of another version: the owner knows it
+			at = values.BodySource{} // of another version: the owner knows it
 		}
 	}
 	c.get(uint64(token), all, ref, at, how&getReady != 0)
 	return statusOK
 }
 
-func (c *core) get(token uint64, all *bus.References, ref wire.Reference, at bus.Place, ready bool) {
+func (c *core) get(token uint64, all *values.References, ref wire.Reference, at values.BodySource, ready bool) {
 	over := make(chan struct{}) // closed when the value was reported, before the cancellation may be registered
 	report := func(out completion) {
 		close(over)
 		c.end(token)
 		c.report(token, out)
 	}
-	done := func(v bus.Value, err error) {
+	done := func(v values.Value, err error) {
 		out := completion{kind: kindAnswer, flags: flagLast, token: token, rank: -1, body: v.Body}
 		switch {
 		case err != nil:
@@ -256,9 +261,9 @@ func (c *core) get(token uint64, all *bus.References, ref wire.Reference, at bus
 	}
 	var cancel func()
 	if ready {
-		cancel = all.Ready(ref, func(err error) { done(bus.Value{}, err) })
+		cancel = all.Ready(ref, func(err error) { done(values.Value{}, err) })
 	} else {
-		cancel = all.GetPlaced(ref, at, c.memory, done)
+		cancel = all.GetFrom(ref, at, c.memory, done)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -307,7 +312,7 @@ func troupe_inside(call C.uint64_t, runtime C.uint64_t, refs *C.char, n C.uint64
 		return statusUnknown
 	}
 	all.Retain(list...)
-	if !actors.SetReferences(ctx, bus.Retained{By: all, List: list}) {
+	if !actors.SetReferences(ctx, values.RetainedReferences{By: all, List: list}) {
 		all.Release(list...)
 	}
 	return statusOK

@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"encoding/json"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -25,7 +27,8 @@ type request struct {
 
 	Bus       busRequest `msgpack:"bus"`
 	Namespace string     `msgpack:"namespace"`
-	Lease     float64    `msgpack:"lease"`   // seconds
+	Lease     float64    `msgpack:"lease"` // seconds
+	CLI       cliRequest `msgpack:"cli"`
 	Private   bool       `msgpack:"private"` // the head ends with this process
 	Now       bool       `msgpack:"now"`     // kill instead of stop
 
@@ -45,6 +48,14 @@ type request struct {
 	Assignment string     `msgpack:"assignment"` // path of the file
 	Error      *bus.Error `msgpack:"error"`
 	Grace      float64    `msgpack:"grace"` // seconds
+
+	Measured []bus.Measured `msgpack:"measured"`
+}
+
+// cliRequest is how a shell reaches the head with the troupe command.
+type cliRequest struct {
+	Env   string `msgpack:"env"`
+	Flags string `msgpack:"flags"`
 }
 
 type busRequest struct {
@@ -56,9 +67,29 @@ type busRequest struct {
 	Fingerprint string   `msgpack:"fingerprint"`
 }
 
-func (b busRequest) config() bus.Config {
+// The environment of values that are kept for references.
+const (
+	valuesLimitVariable = "TROUPE_VALUES_LIMIT" // bus.ValuesConfig.Limit
+	valuesSpillVariable = "TROUPE_VALUES_SPILL" // bus.ValuesConfig.SpillDir
+)
+
+// valuesConfig reads the environment.
+func valuesConfig(getenv func(string) string) (bus.ValuesConfig, error) {
+	limit, err := positive(getenv, valuesLimitVariable, "bytes")
+	if err != nil {
+		return bus.ValuesConfig{}, bus.Errorf(bus.CodeInvalid, "%v", err)
+	}
+	spill := getenv(valuesSpillVariable)
+	if spill != "" && spill != bus.NoSpill && !filepath.IsAbs(spill) {
+		return bus.ValuesConfig{}, bus.Errorf(bus.CodeInvalid, "%s is %q; give the absolute path of a folder, or 0 to refuse values past the bound", valuesSpillVariable, spill)
+	}
+	return bus.ValuesConfig{Limit: limit, SpillDir: spill}, nil
+}
+
+func (b busRequest) config(values bus.ValuesConfig) bus.Config {
 	return bus.Config{
-		Name: "troupe-python", URLs: b.URLs, Token: b.Token, TokenFile: b.TokenFile, CredsFile: b.CredsFile,
+		Values: values,
+		Name:   "troupe-python", URLs: b.URLs, Token: b.Token, TokenFile: b.TokenFile, CredsFile: b.CredsFile,
 		TLS: bus.TLSConfig{CAFile: b.CAFile, Fingerprint: b.Fingerprint},
 	}
 }
@@ -83,11 +114,13 @@ var ops map[string]func(*core, context.Context, *request) (any, error)
 
 func init() {
 	ops = map[string]func(*core, context.Context, *request) (any, error){
-		"open":         (*core).open,            // bus, namespace, name, lease, private, output → runtime
+		"open":         (*core).open,            // bus, namespace, name, lease, private, output, cli → runtime
 		"close":        (*core).close,           // runtime, now → nil: takes its roles down, or with now kills them
+		"unfinished":   (*core).unfinished,      // runtime, now → lines: what close waits for; with now it is killed
 		"end_created":  (*core).endCreated,      // runtime, now → nil: takes the roles down that a worker has created
 		"flush_output": (*core).flushOutput,     // runtime → nil: what workers have printed so far is in the output pipe
 		"create":       (*core).create,          // runtime, spec, background → cluster; with background its workers are being started
+		"progress":     (*core).startProgress,   // runtime, name → how far the creation of the role is
 		"started":      (*core).started,         // cluster, timeout → its description when its workers have been started
 		"deaths":       (*core).deaths,          // cluster, seen, side → deaths after the first seen ones; waits for one
 		"reserve":      (*core).reserve,         // runtime, reserve, name → reservation
@@ -101,10 +134,12 @@ func init() {
 		"kill":         (*core).kill,            // cluster, ranks → nil: kills these workers; without ranks the role
 		"release":      (*core).release,         // cluster → nil: drops the handle
 		"roles":        (*core).roles,           // runtime → list of records
+		"timeline":     (*core).timeline,        // runtime → the flight recorders of all roles of its namespace, as JSON
+		"measured":     (*core).measured,        // runtime, measured → nil: tells the head the series that the program measures
 		"info":         (*core).info,            // cluster → Info of each worker
 		"health":       (*core).health,          // cluster → last heartbeat of each worker
 		"stacks":       (*core).stacks,          // cluster, ranks → stacks of the workers, and as text
-		"interrupt":    (*core).interrupt,       // cluster, ranks (one) → names of the interrupted methods
+		"interrupt":    (*core).interrupt,       // cluster, ranks → the ranks with the names of their interrupted methods
 		"wait_ready":   (*core).waitReady,       // cluster, timeout → nil: waits until no worker is being restarted
 		"worker_open":  (*core).workerOpen,      // assignment → its content
 		"worker_start": (*core).workerStart,     // → nil: starts the worker
@@ -164,9 +199,13 @@ func (c *core) connectedLocked() {
 }
 
 func (c *core) open(ctx context.Context, r *request) (any, error) {
+	values, err := valuesConfig(processEnv)
+	if err != nil {
+		return nil, err
+	}
 	cfg := roles.Config{
-		BusConfig: r.Bus.config(), Namespace: r.Namespace, Name: r.Name, Lease: seconds(r.Lease), Private: r.Private, Logger: c.log,
-		ClassFunc: c.servedClass,
+		BusConfig: r.Bus.config(values), Namespace: r.Namespace, Name: r.Name, Lease: seconds(r.Lease), Private: r.Private, Logger: c.log,
+		ClassFunc: c.servedClass, CLI: roles.CommandLine{Env: r.CLI.Env, Flags: r.CLI.Flags},
 	}
 	r.Output.apply(&c.output, &cfg)
 	rt, err := roles.Open(ctx, cfg)
@@ -186,9 +225,15 @@ func (c *core) close(ctx context.Context, r *request) (any, error) {
 	c.closePipelines(ctx, r.Runtime) // stages use the roles
 	c.mu.Lock()
 	delete(c.runtimes, r.Runtime)
+	c.closing[r.Runtime] = rt
 	c.connectedLocked()
 	last := len(c.runtimes) == 0 && c.worker == nil
 	c.mu.Unlock()
+	defer func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.closing, r.Runtime)
+	}()
 	if r.Now {
 		err = rt.Kill(ctx)
 	} else {
@@ -199,6 +244,20 @@ func (c *core) close(ctx context.Context, r *request) (any, error) {
 		c.memory.shared.closeUnused()
 	}
 	return nil, err
+}
+
+// unfinished describes what the close of a runtime waits for; with now those workers are killed.
+func (c *core) unfinished(ctx context.Context, r *request) (any, error) {
+	c.mu.Lock()
+	rt := c.closing[r.Runtime]
+	c.mu.Unlock()
+	switch {
+	case rt == nil:
+		return nil, nil
+	case r.Now:
+		return nil, rt.KillUnfinished(ctx)
+	}
+	return rt.Unfinished(), nil
 }
 
 // endCreated ends what a worker has created; its session goes on.
@@ -238,14 +297,13 @@ type clusterInfo struct {
 
 	Incarnation string              `msgpack:"incarnation"`
 	Methods     []actors.MethodInfo `msgpack:"methods"`
-	Handle      wire.Raw            `msgpack:"handle"` // the role as a serialised handle
-	Seats       []rankPlacement     `msgpack:"seats"`  // placement of its workers, if they are processes
+	Handle      wire.Raw            `msgpack:"handle"`     // the role as a serialised handle
+	Placements  []rankPlacement     `msgpack:"placements"` // placement of its workers, if they are processes
 	MasterAddr  string              `msgpack:"master_addr"`
 	MasterPort  int                 `msgpack:"master_port"`
 }
 
 func (c *core) addCluster(cl *roles.Cluster) (any, error) {
-	rec := cl.Record()
 	handle, err := wire.Marshal(cl.Handle())
 	if err != nil {
 		return nil, err
@@ -254,7 +312,7 @@ func (c *core) addCluster(cl *roles.Cluster) (any, error) {
 	c.mu.Lock()
 	c.clusters[id] = &cluster{Cluster: cl}
 	c.mu.Unlock()
-	return describe(id, rec, handle), nil
+	return describe(id, currentRecord(cl), handle), nil
 }
 
 // started waits until the workers of a cluster have been started.
@@ -313,13 +371,22 @@ func (c *core) describe(_ context.Context, r *request) (any, error) {
 		return nil, err
 	}
 	handle, err := wire.Marshal(cl.Handle())
-	return describe(r.Cluster, cl.Record(), handle), err
+	return describe(r.Cluster, currentRecord(cl.Cluster), handle), err
+}
+
+// currentRecord is the record of a role with the size that calls use: while the role is resized, the record has both.
+func currentRecord(cl *roles.Cluster) registry.RoleRecord {
+	rec := cl.Record()
+	rec.Mesh = cl.Mesh()
+	rec.World = rec.Mesh.World()
+	rec.Placements = rec.Placements[:min(len(rec.Placements), rec.World)]
+	return rec
 }
 
 func describe(id uint64, rec registry.RoleRecord, handle wire.Raw) clusterInfo {
-	seats, host, port := placementsOf(rec)
+	placements, host, port := placementsOf(rec)
 	return clusterInfo{
-		Seats: seats, MasterAddr: host, MasterPort: port,
+		Placements: placements, MasterAddr: host, MasterPort: port,
 		Cluster: id, Name: rec.Name, World: rec.World, Mesh: rec.Mesh, Class: rec.Class, State: string(rec.State), By: rec.By,
 		Open: rec.Open, DeviceTensors: rec.DeviceTensors, Incarnation: rec.Incarnation, Methods: rec.Methods, Handle: handle,
 	}
@@ -431,6 +498,28 @@ func (c *core) roles(ctx context.Context, r *request) (any, error) {
 	return out, err
 }
 
+// timeline merges the flight recorders of all roles of the namespace whose workers run.
+func (c *core) timeline(ctx context.Context, r *request) (any, error) {
+	rt, err := c.runtime(r.Runtime)
+	if err != nil {
+		return nil, err
+	}
+	t, err := rt.Timeline(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out, err := json.Marshal(t)
+	return string(out), err
+}
+
+func (c *core) measured(_ context.Context, r *request) (any, error) {
+	rt, err := c.runtime(r.Runtime)
+	if err != nil {
+		return nil, err
+	}
+	return nil, rt.Bus().PublishMeasured(rt.Namespace(), rt.Session(), r.Measured)
+}
+
 // info asks every worker for its Info; see restarting.go.
 func (c *core) info(ctx context.Context, r *request) (any, error) {
 	cl, err := c.cluster(r.Cluster)
@@ -478,7 +567,13 @@ type workerInfo struct {
 }
 
 func (c *core) workerOpen(ctx context.Context, r *request) (any, error) {
-	p, err := roles.OpenWorkerProcess(ctx, roles.WorkerProcessConfig{Assignment: r.Assignment, ClassFunc: c.class, LocalClassFunc: c.servedClass, Logger: c.log})
+	values, err := valuesConfig(processEnv)
+	if err != nil {
+		return nil, err
+	}
+	p, err := roles.OpenWorkerProcess(ctx, roles.WorkerProcessConfig{
+		Assignment: r.Assignment, ClassFunc: c.class, LocalClassFunc: c.servedClass, Values: values, Logger: c.log,
+	})
 	if err != nil {
 		return nil, err
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"time"
 
 	"troupe/bus"
 	"troupe/bus/wire"
@@ -77,7 +78,7 @@ func (c *core) router(id uint64) (*openRouter, error) {
 // until bounds ctx by the router's end and the timeout.
 func (r *openRouter) until(ctx context.Context, timeout *float64) (context.Context, context.CancelFunc) {
 	ctx, cancel := within(ctx, timeout)
-	stop := context.AfterFunc(r.ctx, cancel)
+	stop := context.AfterFunc(r.ctx, bus.Guard(cancel))
 	return ctx, func() { stop(); cancel() }
 }
 
@@ -114,9 +115,23 @@ func (c *core) routerCall(ctx context.Context, r *request) (any, error) {
 	if q.Args, q.Named, err = arguments(r.Router.Body); err != nil {
 		return nil, err
 	}
-	ctx, cancel := to.until(c.scopeOf(ctx, r.Router.Scope), r.Router.Timeout)
+	timeout, own := r.Router.Timeout, time.Duration(0)
+	if timeout != nil {
+		own = seconds(*timeout)
+	}
+	limits, err := c.nested(r.Router.Scope, own)
+	if err != nil {
+		return nil, err
+	}
+	if limits.outer != "" {
+		left := limits.timeout.Seconds()
+		timeout = &left
+	}
+	ctx, cancel := to.until(c.scopeOf(ctx, r.Router.Scope), timeout)
 	defer cancel()
+	defer context.AfterFunc(limits.ctx, bus.Guard(cancel))()
 	answer, err := to.Call(ctx, q)
+	err = limits.explain(err)
 	if err != nil && to.ctx.Err() != nil {
 		return nil, bus.Errorf(bus.CodeClosed, "the router was closed")
 	}

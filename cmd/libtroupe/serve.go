@@ -7,6 +7,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/values"
 	"troupe/roles"
 )
 
@@ -34,7 +35,7 @@ var (
 
 func (s *servedObject) Table() actors.Table { return s.object.Table() }
 
-func (s *servedObject) Memory() bus.Memory { return s.object.Memory() }
+func (s *servedObject) Memory() values.Memory { return s.object.Memory() }
 
 func (s *servedObject) TakesArguments() bool { return s.object.TakesArguments() }
 

@@ -18,6 +18,7 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/shm"
+	"troupe/bus/values"
 	"troupe/bus/wire"
 )
 
@@ -112,7 +113,7 @@ func (s *sharedMemory) opened() *shm.Arena {
 
 // alloc is shared memory for a large body; nil: there is none.
 func (s *sharedMemory) alloc(n int) []byte {
-	if n <= bus.MaxInline {
+	if n <= values.MaxInline {
 		return nil
 	}
 	arena := s.open()

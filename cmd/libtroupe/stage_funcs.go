@@ -66,7 +66,7 @@ func (w *stageFuncs) wait(ctx context.Context, stage string, flags uint32, items
 	ch := make(chan stageAnswer, 1)
 	t := &openCall{ctx: ctx, done: func(body []byte, err error) { ch <- stageAnswer{body, err} }}
 	number := w.core.incoming.add(t)
-	t.stop = context.AfterFunc(ctx, func() { w.tell(w.body(number, stageCallEnd, nil, nil)) })
+	t.stop = context.AfterFunc(ctx, bus.Guard(func() { w.tell(w.body(number, stageCallEnd, nil, nil)) }))
 	w.tell(w.body(number, flags, callMeta(ctx, stage, ""), items))
 	select {
 	case a := <-ch:

@@ -46,7 +46,7 @@ func headFixture(t *testing.T) *roles.Runtime {
 	run(t, agent.Run)
 	select {
 	case <-readyCh:
-	case <-time.After(20 * time.Second):
+	case <-time.After(2 * time.Minute):
 		t.Fatal("the agent is not ready")
 	}
 	rt, err := roles.Open(t.Context(), roles.Config{BusConfig: bus.Config{InProcess: srv}})

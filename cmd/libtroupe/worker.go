@@ -7,6 +7,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/values"
 	"troupe/bus/wire"
 	"troupe/roles"
 )
@@ -42,6 +43,8 @@ type table struct {
 	DeviceTensors bool `msgpack:"device_tensors"`
 	// Cancels: cancellations are sent to the object; else it polls troupe_cancelled.
 	Cancels bool `msgpack:"cancels"`
+	// Inherits: calls that a method makes have its deadline, and are cancelled with it.
+	Inherits bool `msgpack:"inherits"`
 	// Side says which calls are for the thread that reads the side queue.
 	Side sideKind `msgpack:"side"`
 }
@@ -79,7 +82,7 @@ type object struct {
 	name  string
 	table table
 	// references is where the uses of Python are counted; nil: at the endpoint of the worker's host.
-	references *bus.References
+	references *values.References
 }
 
 var (
@@ -97,7 +100,7 @@ func (o *object) Table() actors.Table {
 }
 
 // Memory holds large arguments and results.
-func (o *object) Memory() bus.Memory { return o.core.memory }
+func (o *object) Memory() values.Memory { return o.core.memory }
 
 // Begin passes the call to Python.
 func (o *object) Begin(ctx context.Context, method string, body []byte, done func([]byte, error)) {
@@ -109,7 +112,7 @@ func (o *object) begin(ctx context.Context, side bool, meta, body []byte, done f
 	if side {
 		push = o.core.pushSide
 	}
-	t := &openCall{ctx: ctx, done: done, owns: true}
+	t := &openCall{ctx: ctx, done: done, owns: true, cancels: o.table.Cancels, inherits: o.table.Inherits}
 	token := o.core.incoming.add(t)
 	if o.table.Cancels {
 		t.stop = context.AfterFunc(ctx, func() {

@@ -55,7 +55,7 @@ func TestBackupAndRestore(t *testing.T) {
 		var status placement.LedgerStatus
 		require.NoError(t, json.Unmarshal([]byte(u.output("ledger", "--json")), &status))
 		return status.Doubt == ""
-	}, 20*time.Second, 50*time.Millisecond, "every node has reported")
+	}, 2*time.Minute, 50*time.Millisecond, "every node has reported")
 	var list placement.Listing
 	require.NoError(t, json.Unmarshal([]byte(u.output("reservations", "--all", "--json")), &list))
 	for _, r := range list.Records {

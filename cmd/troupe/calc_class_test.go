@@ -31,6 +31,7 @@ func calcClass() *actors.Class {
 	actors.Method(c, "ones", (*calc).ones, actors.MethodOptions{Mode: string(dispatch.RankZero)})
 	actors.Method(c, "fail", (*calc).fail)
 	actors.Method(c, "wait", (*calc).wait)
+	actors.Method(c, "step", (*calc).step)
 	return c.Class
 }
 
@@ -79,6 +80,26 @@ func (u *shell) runs(specs ...roles.Spec) *roles.Runtime {
 		require.NoError(u.t, err)
 	}
 	return rt
+}
+
+// step waits in a collective, at which rank 2 does not arrive, until it is cancelled.
+func (k *calc) step(ctx context.Context, _ actors.None) (actors.None, error) {
+	if k.rank == 2 {
+		return k.load(ctx)
+	}
+	return k.allReduce(ctx)
+}
+
+//go:noinline
+func (k *calc) load(ctx context.Context) (actors.None, error) {
+	<-ctx.Done()
+	return actors.None{}, ctx.Err()
+}
+
+//go:noinline
+func (k *calc) allReduce(ctx context.Context) (actors.None, error) {
+	<-ctx.Done()
+	return actors.None{}, ctx.Err()
 }
 
 // four is a role with two replicas of two ranks.

@@ -92,11 +92,11 @@ func TestCallInterrupted(t *testing.T) {
 	go func() {
 		doneCh <- execute(ctx, []string{"call", "four", "wait"}, &cli.CLI{Out: &out, Err: &errs, Env: u.getenv})
 	}()
-	require.Eventually(t, func() bool { return busy() == 4 }, 20*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return busy() == 4 }, 2*time.Minute, 5*time.Millisecond)
 	interrupt()
 	require.Equal(t, 1, <-doneCh)
 	require.Contains(t, errs.String(), "wait")
-	require.Eventually(t, func() bool { return busy() == 0 }, 20*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return busy() == 0 }, 2*time.Minute, 5*time.Millisecond)
 }
 
 func TestCompletion(t *testing.T) {

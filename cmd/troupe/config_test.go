@@ -94,5 +94,5 @@ func TestLogFormat(t *testing.T) {
 
 	head, _ := u.up("--gpus", "none", "--log-level", "info", "--log-format", "json")
 	log := filepath.Join(head.Store, "agent", "agent.log")
-	require.Eventually(t, func() bool { data, _ := os.ReadFile(log); return strings.Contains(string(data), `"level":"INFO"`) }, 5*time.Second, 10*time.Millisecond, "the agent of the head has its settings")
+	require.Eventually(t, func() bool { data, _ := os.ReadFile(log); return strings.Contains(string(data), `"level":"INFO"`) }, 2*time.Minute, 10*time.Millisecond, "the agent of the head has its settings")
 }

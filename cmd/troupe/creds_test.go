@@ -41,7 +41,7 @@ func TestExternalNATSWithCredentials(t *testing.T) {
 	require.Zero(t, code)
 	require.Equal(t, "2 nodes with 4 devices are there\n", there)
 
-	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	rt := driveOn(t, head, "run")
 	both, err := rt.Create(ctx, onHosts("both", "near", "far"))
@@ -85,7 +85,7 @@ func TestLeastPermissions(t *testing.T) {
 	_, out := u.process("up", "--json", "--nats", op.URL(), "--store", store, "--gpus", "sim:1x2", "--name", "near")
 	u.killAfter(store)
 	head := u.ready(out)
-	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	rt := driveOn(t, head, "run")
 	c, err := rt.Create(ctx, onHosts("one", "near"))

@@ -53,7 +53,7 @@ func TestDescribe(t *testing.T) {
 	require.Eventually(t, func() bool {
 		out, _, _ := u.run("describe", "reservation", "later")
 		return strings.Contains(out, "at place 1 of the queue")
-	}, 10*time.Second, 20*time.Millisecond)
+	}, 2*time.Minute, 20*time.Millisecond)
 	cancel()
 	<-doneCh
 	for _, words := range [][]string{{"describe", "role", "nope"}, {"describe", "node", "nope"}, {"describe", "reservation", "nope"}} {
@@ -80,7 +80,7 @@ func TestTop(t *testing.T) {
 	require.Eventually(t, func() bool {
 		busy = u.output("top", "--once", "--sort", "busy")
 		return strings.Contains(busy, " wait ")
-	}, 15*time.Second, 10*time.Millisecond)
+	}, 2*time.Minute, 10*time.Millisecond)
 	lines := strings.Split(busy, "\n")
 	require.Regexp(t, `^ROLE +NAMESPACE +STATE +WORLD +READY +SILENT +METHOD +BUSY`, lines[0])
 	require.Regexp(t, `^four +default +ready +4 +4 +0 +wait `, lines[1])
@@ -110,7 +110,7 @@ func TestWatch(t *testing.T) {
 		go func() {
 			doneCh <- execute(ctx, []string{command, "--watch", "--every", "100ms"}, &cli.CLI{Out: &out, Err: &errs, Env: u.getenv})
 		}()
-		require.Eventually(t, func() bool { return strings.Count(out.String(), "\x1b[H") >= 3 }, 10*time.Second, 10*time.Millisecond, command)
+		require.Eventually(t, func() bool { return strings.Count(out.String(), "\x1b[H") >= 3 }, 2*time.Minute, 10*time.Millisecond, command)
 		cancel()
 		require.Zero(t, <-doneCh, errs.String())
 		frame := strings.Split(out.String(), "\x1b[H")[2]

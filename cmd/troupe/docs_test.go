@@ -58,7 +58,7 @@ var link = regexp.MustCompile(`\]\(([\w./-]+)(?:#[\w-]+)?\)`)
 
 // Links lead to files that exist.
 func TestLinks(t *testing.T) {
-	for _, path := range []string{"README.md", "DESIGN.md", "CHANGELOG.md", "docs/cli.md", "docs/cli-placement.md", "docs/cli-nodes.md", "docs/nodes.md"} {
+	for _, path := range []string{"README.md", "DESIGN.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/decisions/ray.md", "docs/cli.md", "docs/cli-placement.md", "docs/cli-nodes.md", "docs/nodes.md"} {
 		for _, m := range link.FindAllStringSubmatch(page(t, path), -1) {
 			require.FileExists(t, filepath.Join("..", "..", filepath.Dir(path), m[1]), "in %s", path)
 		}

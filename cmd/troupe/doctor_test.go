@@ -89,7 +89,7 @@ func TestDoctorFindsTheRankThatHoldsUpACollective(t *testing.T) {
 		text, _, code := u.run("doctor", "--json", "--listen", "1500ms")
 		require.NoError(t, json.Unmarshal([]byte(text), &d), text)
 		return code == problemsFound && len(lagging(d)) > 0
-	}, 25*time.Second, 10*time.Millisecond)
+	}, 2*time.Minute, 10*time.Millisecond)
 	found := lagging(d)
 	require.Len(t, found, 1, "%v", found)
 	require.Equal(t, "role default/train, rank 5", found[0].Subject)
@@ -109,7 +109,36 @@ func TestDoctorFindsTheRankThatHoldsUpACollective(t *testing.T) {
 	require.Eventually(t, func() bool {
 		text, _, _ := u.run("doctor", "--listen", "1500ms")
 		return !strings.Contains(text, "rank 5")
-	}, 15*time.Second, 10*time.Millisecond)
+	}, 2*time.Minute, 10*time.Millisecond)
+}
+
+// All ranks run the same method for the same time and have no spans. Doctor takes their stacks, and names the rank that is elsewhere.
+func TestDoctorFindsAHungRankByItsStack(t *testing.T) {
+	t.Parallel()
+	u := newShell(t)
+	u.up("--gpus", "none", "--name", "box")
+	rt := u.runs(roles.Spec{Name: "train", World: 4, Process: &roles.Process{Command: roles.Self()}})
+	cluster, err := rt.Attach(t.Context(), "train")
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	step, err := cluster.Go(ctx, dispatch.Call{Method: "step", Mode: dispatch.OneToAll})
+	require.NoError(t, err)
+	var d doctorOutput
+	require.Eventually(t, func() bool {
+		text, _, _ := u.run("doctor", "--json", "--listen", "1500ms")
+		require.NoError(t, json.Unmarshal([]byte(text), &d), text)
+		return len(lagging(d)) > 0
+	}, 90*time.Second, 10*time.Millisecond)
+	found := lagging(d)
+	require.Len(t, found, 1, "%v", found)
+	require.Equal(t, "role default/train, rank 2", found[0].Subject)
+	require.Contains(t, found[0].Text, "the other ranks wait for it: it is in ")
+	require.Contains(t, found[0].Text, "calc).load")
+	require.Contains(t, found[0].Evidence[0], "3 of 4 ranks are at ")
+	require.Equal(t, "troupe stacks train/2 -n default", found[0].Next)
+	cancel()
+	_, err = step.Value(context.Background())
+	require.Error(t, err)
 }
 
 func lagging(d doctorOutput) (out []doctor.Finding) {

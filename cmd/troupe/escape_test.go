@@ -18,7 +18,7 @@ func TestControlCharacters(t *testing.T) {
 	head, _ := u.up("--gpus", "none", "--name", "box")
 	script(t, u.on(head), "box", 0, `printf '\033]52;c;ZXZpbA==\a\033]0;title\a\033[2Jtext\302\233\n'; exit 3`)
 	var out string
-	require.Eventually(t, func() bool { out, _, _ = u.run("logs", "role"); return out != "" }, 10*time.Second, 20*time.Millisecond)
+	require.Eventually(t, func() bool { out, _, _ = u.run("logs", "role"); return out != "" }, 2*time.Minute, 20*time.Millisecond)
 	require.Contains(t, out, `\x1b]52;c;ZXZpbA==\x07\x1b]0;title\x07\x1b[2Jtext\u009b`)
 	require.Contains(t, u.output("logs", "role", "--raw"), "\x1b]52;c;ZXZpbA==\a")
 	var line nodes.Line

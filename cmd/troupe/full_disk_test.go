@@ -43,25 +43,25 @@ func TestHeadOutlivesFullDisk(t *testing.T) {
 
 	free := bustest.FillDisk(t, disk)
 	var refusal error
-	for late := time.Now().Add(20 * time.Second); refusal == nil && time.Now().Before(late); {
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	for late := time.Now().Add(2 * time.Minute); refusal == nil && time.Now().Before(late); {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		_, refusal = c.TryReserve(ctx, request)
 		cancel()
 	}
 	for range 3 {
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		began := time.Now()
 		_, err := c.Reserve(ctx, request)
 		cancel()
 		require.ErrorIs(t, err, bus.ErrNoSpace)
 		require.ErrorContains(t, err, "no space left in the head's store")
-		require.Less(t, time.Since(began), 2*time.Second, "refused at once")
+		require.Less(t, time.Since(began), 8*time.Second, "refused at once")
 	}
 	require.Contains(t, scrape(t, g.head.Metrics), "troupe_store_full 1")
 	require.Contains(t, g.fails(1, "roles"), "no space left in the head's store")
 
 	free()
-	ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	for {
 		_, err = c.Reserve(ctx, request)
@@ -104,9 +104,9 @@ func TestStuckHeadReplacesItself(t *testing.T) {
 
 	free := bustest.FillDisk(t, disk)
 	var refusal error
-	for late := time.Now().Add(20 * time.Second); !errors.Is(refusal, bus.ErrNoSpace); {
+	for late := time.Now().Add(2 * time.Minute); !errors.Is(refusal, bus.ErrNoSpace); {
 		require.True(t, time.Now().Before(late), "requests are not refused: %v", refusal)
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		_, refusal = c.TryReserve(ctx, request)
 		cancel()
 	}
@@ -154,7 +154,7 @@ func TestReplacedHeadWaitsForSpace(t *testing.T) {
 	free := bustest.FillDisk(t, disk)
 	u := newShell(t).with("TROUPE_HEAD_REPLACED", "1")
 	cmd, out := u.process("up", "--json", "--no-agent", "--listen", "127.0.0.1:0", "--store", disk, "--store-limit", "2GiB")
-	for late := time.Now().Add(20 * time.Second); !isLocked(filepath.Join(disk, "lock")); {
+	for late := time.Now().Add(2 * time.Minute); !isLocked(filepath.Join(disk, "lock")); {
 		require.True(t, time.Now().Before(late), "the head does not start")
 		time.Sleep(10 * time.Millisecond) // the file may not be there yet
 	}

@@ -77,7 +77,7 @@ func joinFrom(t *testing.T, h *bustest.Hosts, u *shell, head readyHead, name str
 		_ = cmd.Process.Signal(syscall.SIGTERM) // fails if it has ended
 		_ = cmd.Wait()
 	})
-	require.Eventually(t, func() bool { return strings.Contains(u.output("gpus"), name) }, 20*time.Second, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(u.output("gpus"), name) }, 2*time.Minute, 50*time.Millisecond)
 	return cmd
 }
 
@@ -108,7 +108,7 @@ func TestTwoHosts(t *testing.T) {
 	u.killAfter(store)
 	head := u.ready(out)
 	joinFrom(t, h, u, head, "far")
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	rt, other := driveOn(t, head, "one"), driveOn(t, head, "two")
 
@@ -153,16 +153,16 @@ func cutAndHealed(ctx context.Context, t *testing.T, h *bustest.Hosts, rt *roles
 	require.ErrorIs(t, err, bus.ErrWorkerLost)
 	require.ErrorContains(t, err, "far")
 	t.Logf("known %v after the cut: %v", time.Since(begun).Round(time.Millisecond), err)
-	require.Less(t, time.Since(begun), 12*time.Second)
+	require.Less(t, time.Since(begun), 40*time.Second)
 	_ = beside.Destroy(ctx) // its error is that the other host did not answer
 	require.False(t, gone(pids[1]), "nobody could end it")
 	h.Heal()
-	require.Eventually(t, func() bool { return gone(pids[1]) }, 40*time.Second, 100*time.Millisecond, "its agent is told")
+	require.Eventually(t, func() bool { return gone(pids[1]) }, 2*time.Minute, 100*time.Millisecond, "its agent is told")
 	var again *roles.Cluster
 	require.Eventually(t, func() bool {
 		again, err = rt.Create(ctx, onHosts("again", "far"))
 		return err == nil
-	}, 40*time.Second, 100*time.Millisecond)
+	}, 2*time.Minute, 100*time.Millisecond)
 	_, err = roles.CallEach[int](ctx, again, "pid")
 	require.NoError(t, err)
 	require.NoError(t, again.Destroy(ctx))

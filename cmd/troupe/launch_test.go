@@ -67,7 +67,7 @@ func TestLaunchWithoutTheOthers(t *testing.T) {
 	_, stderr, code := u.run("launch", "--rank", "0", "--world", "2", "--head", "127.0.0.1:0", "--gpus", "none", "--wait", "300ms", "--", "true")
 	require.Equal(t, 1, code)
 	require.Contains(t, stderr, "1 of 2 nodes are there")
-	require.Less(t, time.Since(begin), 15*time.Second)
+	require.Less(t, time.Since(begin), time.Minute)
 }
 
 func TestLaunchMistakes(t *testing.T) {

@@ -52,7 +52,7 @@ func TestHeadWithADamagedLedger(t *testing.T) {
 	require.Eventually(t, func() bool {
 		var status placement.LedgerStatus
 		return json.Unmarshal([]byte(u.output("ledger", "--json")), &status) == nil && status.Doubt == ""
-	}, 20*time.Second, 50*time.Millisecond, "both nodes have reported")
+	}, 2*time.Minute, 50*time.Millisecond, "both nodes have reported")
 	require.Contains(t, u.output("reservations"), "adopted from the report of node box-1")
 	require.Contains(t, u.fails(1, "reserve", "--bundles", "1", "--devices", "1", "--on", "box-1", "--wait", "0"), "must wait")
 	require.Contains(t, u.output("status"), "not confirmed yet")

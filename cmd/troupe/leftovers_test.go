@@ -57,7 +57,7 @@ func TestNothingOutlivesAKilledTest(t *testing.T) {
 	for _, text := range pids {
 		pid, err := strconv.Atoi(text)
 		require.NoError(t, err)
-		require.Eventually(t, func() bool { return gone(pid) }, 30*time.Second, 10*time.Millisecond, "process %d of %v", pid, pids)
+		require.Eventually(t, func() bool { return gone(pid) }, 2*time.Minute, 10*time.Millisecond, "process %d of %v", pid, pids)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"troupe/actors"
 	"troupe/benchmarks"
+	"troupe/bus/recorder/otlp"
 	"troupe/cmd/troupe/cli"
 	"troupe/roles"
 )
@@ -22,7 +23,10 @@ var version = "dev"
 func main() {
 	cli.Version = version
 	roles.Main(hosted()...) // does not return if an agent started this process as a worker
-	os.Exit(run(os.Args[1:], &cli.CLI{Out: os.Stdout, Err: os.Stderr, Env: os.Getenv}))
+	otlp.Begin()
+	code := run(os.Args[1:], &cli.CLI{Out: os.Stdout, Err: os.Stderr, Env: os.Getenv})
+	otlp.FlushProcess()
+	os.Exit(code)
 }
 
 // hosted are the worker classes of this program.

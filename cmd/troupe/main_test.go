@@ -39,6 +39,7 @@ func TestMain(m *testing.M) {
 		return cmd, nil
 	}
 	if program {
+		limitDescriptors(os.Getenv(descriptorsEnv))
 		os.Exit(run(strings.Split(args, "\n"), &cli.CLI{Out: os.Stdout, Err: os.Stderr, Env: os.Getenv}))
 	}
 	if url, ok := os.LookupEnv(driverEnv); ok {
@@ -50,7 +51,7 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	flag.Parse()
-	if err := flag.Set("test.parallel", "4"); err != nil { // parallel tests wait for processes, not for a CPU
+	if err := flag.Set("test.parallel", "6"); err != nil { // parallel tests wait for processes, not for a CPU
 		panic(err)
 	}
 	bustest.Main(m)
@@ -84,7 +85,7 @@ func (u *shell) getenv(name string) string { return u.env[name] }
 func (u *shell) run(words ...string) (stdout, stderr string, code int) {
 	u.t.Helper()
 	var out, err screen
-	ctx, cancel := context.WithTimeout(u.t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(u.t.Context(), 2*time.Minute)
 	defer cancel()
 	code = execute(ctx, words, &cli.CLI{Out: &out, Err: &err, Env: u.getenv})
 	require.NoError(u.t, ctx.Err(), "troupe %s does not end", strings.Join(words, " "))
@@ -138,7 +139,7 @@ func (u *shell) up(more ...string) (head readyHead, stop func()) {
 		select {
 		case code := <-doneCh:
 			require.Zero(u.t, code, errs.String())
-		case <-time.After(20 * time.Second):
+		case <-time.After(2 * time.Minute):
 			require.Fail(u.t, "troupe up does not end")
 		}
 	})
@@ -179,7 +180,7 @@ func (s *screen) String() string {
 // line waits for the first whole line.
 func (s *screen) line(t *testing.T, explain func() string) string {
 	t.Helper()
-	timeout := time.After(20 * time.Second)
+	timeout := time.After(2 * time.Minute)
 	for {
 		s.mu.Lock()
 		if s.more == nil {

@@ -23,7 +23,8 @@ import (
 // The memory of a head and of an agent does not grow with the number of roles that were created. TROUPE_HEAVY makes it ten
 // times as many.
 func TestMemoryStaysFlat(t *testing.T) {
-	goroutines, processes, remembered := 600, 20, 16
+	t.Parallel()
+	goroutines, processes, remembered := 300, 10, 16
 	if os.Getenv("TROUPE_HEAVY") != "" {
 		goroutines, processes, remembered = 6000, 500, 32
 	}

@@ -15,6 +15,7 @@ import (
 
 // The number of namespaces is not limited by the size of the store.
 func TestManyNamespacesOnOneHead(t *testing.T) {
+	t.Parallel()
 	u := newShell(t)
 	head, _ := u.up("--listen", "127.0.0.1:0", "--gpus", "none")
 	b, err := bus.Open(t.Context(), head.access())

@@ -20,13 +20,14 @@ import (
 	"troupe/nodes/proctree"
 )
 
-// agentOf is the pid of the agent of a head's store.
+// agentOf is the pid of the agent of a head's store, once the agent has written it.
 func agentOf(t *testing.T, store string) int {
 	t.Helper()
 	var file struct{ PID int }
-	data, err := os.ReadFile(filepath.Join(store, "agent", "agent.json"))
-	require.NoError(t, err)
-	require.NoError(t, json.Unmarshal(data, &file))
+	require.Eventually(t, func() bool {
+		data, err := os.ReadFile(filepath.Join(store, "agent", "agent.json"))
+		return err == nil && json.Unmarshal(data, &file) == nil
+	}, 2*time.Minute, 10*time.Millisecond)
 	return file.PID
 }
 
@@ -126,7 +127,7 @@ func TestAgentOutlivesAKilledHead(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, worker, status[0].PID)
 	require.Nil(t, status[0].Exit)
-	require.Eventually(t, func() bool { return strings.Contains(u.output("gpus"), "nodes: 2") }, 4*time.Second, 50*time.Millisecond, "its nodes are registered again")
+	require.Eventually(t, func() bool { return strings.Contains(u.output("gpus"), "nodes: 2") }, 2*time.Minute, 50*time.Millisecond, "its nodes are registered again")
 
 	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
 	require.NoError(t, cmd.Wait())
@@ -142,11 +143,11 @@ func TestKilledAgentIsStartedAgain(t *testing.T) {
 	head, _ := u.up("--gpus", "none", "--name", "box")
 	client := u.on(head)
 	worker, agent := sleeps(t, client, "box", 0), agentOf(t, head.Store)
-	require.Eventually(t, func() bool { return len(workersOf(t, filepath.Join(head.Store, "agent"))) == 2 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return len(workersOf(t, filepath.Join(head.Store, "agent"))) == 2 }, 2*time.Minute, time.Millisecond)
 	require.NoError(t, syscall.Kill(agent, syscall.SIGKILL))
-	require.Eventually(t, func() bool { return gone(worker) }, 5*time.Second, time.Millisecond, "it dies with its agent")
-	require.Eventually(t, func() bool { return agentOf(t, head.Store) != agent }, 10*time.Second, 10*time.Millisecond)
-	require.Eventually(t, func() bool { return len(workersOf(t, filepath.Join(head.Store, "agent"))) == 0 }, 10*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return gone(worker) }, 2*time.Minute, time.Millisecond, "it dies with its agent")
+	require.Eventually(t, func() bool { return agentOf(t, head.Store) != agent }, 2*time.Minute, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return len(workersOf(t, filepath.Join(head.Store, "agent"))) == 0 }, 2*time.Minute, 10*time.Millisecond)
 	sleeps(t, client, "box", 1)
 }
 
@@ -214,16 +215,22 @@ func TestAgentOutlivesItsHead(t *testing.T) {
 	require.Contains(t, out.line(t, out.String), "joined")
 	worker := sleeps(t, u.on(head), "faithful", 0)
 	stop()
-	require.Eventually(t, func() bool { return gone(worker) }, 20*time.Second, 20*time.Millisecond, "after the grace its workers are ended")
+	require.Eventually(t, func() bool { return gone(worker) }, 2*time.Minute, 20*time.Millisecond, "after the grace its workers are ended")
 	require.False(t, gone(cmd.Process.Pid))
 	again, _ := u.up("--store", store, "--no-agent")
 	require.Equal(t, head.URL, again.URL)
 	stdout, stderr, _ := u.run("wait", "--nodes", "1", "--timeout", "20s")
 	require.Equal(t, "1 node with 0 devices is there\n", stdout, stderr)
-	next := sleeps(t, u.on(again), "faithful", 1)
+	client := u.on(again)
+	var next nodes.Started
+	require.Eventually(t, func() bool { // the agent refuses as long as it ends the workers of the first head
+		next = launchSleep(t, client, "faithful", 1)
+		return next.Err == nil
+	}, 2*time.Minute, 50*time.Millisecond)
+	require.Contains(t, u.output("events"), "head_lost on faithful: no head was reachable for 500ms (--grace); the agent has ended its workers")
 	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
 	require.NoError(t, cmd.Wait(), "exit code 0")
-	require.True(t, gone(next))
+	require.True(t, gone(next.PID))
 }
 
 // Two heads on one host: the end of one does not affect the other.
@@ -246,13 +253,13 @@ func TestFrozenAgent(t *testing.T) {
 	client := u.on(head)
 	began := time.Now()
 	// Before a leader has led for as long as a node's lease lasts it declares no node lost: the lease would expire at the same moment.
-	require.Eventually(t, func() bool { return time.Since(began) > 16*time.Second }, time.Minute, 100*time.Millisecond)
+	require.Eventually(t, func() bool { return time.Since(began) > 16*time.Second }, 2*time.Minute, 100*time.Millisecond)
 	worker, agent := sleeps(t, client, "box", 0), agentOf(t, head.Store) // the head kills a process of an unknown role after a while
 	bustest.Freeze(t, agent)
 	t.Cleanup(func() { _ = syscall.Kill(agent, syscall.SIGCONT) })
-	require.Eventually(t, func() bool { return strings.Contains(u.output("events"), "node_lost on box") }, 30*time.Second, 100*time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(u.output("events"), "node_lost on box") }, 2*time.Minute, 100*time.Millisecond)
 	require.NoError(t, syscall.Kill(agent, syscall.SIGCONT))
-	require.Eventually(t, func() bool { return strings.Contains(u.output("status"), "box   ready") }, 10*time.Second, 100*time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(u.output("status"), "box   ready") }, 2*time.Minute, 100*time.Millisecond)
 	require.False(t, gone(worker))
 	require.Equal(t, agent, agentOf(t, head.Store))
 }
@@ -293,7 +300,7 @@ func TestExternalNATS(t *testing.T) {
 	require.Eventually(t, func() bool {
 		out, _, _ := u.run("logs", "role") // an error while nothing is stored
 		return strings.Contains(out, "printed")
-	}, 10*time.Second, 20*time.Millisecond)
+	}, 2*time.Minute, 20*time.Millisecond)
 	require.Contains(t, u.fails(2, "up", "--nats", url, "--listen", "127.0.0.1:0"), "exclude")
 }
 
@@ -325,7 +332,7 @@ func TestAgentAwaitsHeadOnExternalNATS(t *testing.T) {
 	worker := sleeps(t, u.on(head), "box", 0)
 	require.NoError(t, cmd.Process.Kill())
 	require.Error(t, cmd.Wait())
-	require.Eventually(t, func() bool { return gone(worker) }, 30*time.Second, 20*time.Millisecond)
+	require.Eventually(t, func() bool { return gone(worker) }, 2*time.Minute, 20*time.Millisecond)
 	_, out = u.process("up", "--json", "--nats", url, "--no-agent")
 	head = u.ready(out)
 	stdout, stderr, _ := u.run("wait", "--nodes", "1", "--timeout", "25s")
@@ -335,7 +342,7 @@ func TestAgentAwaitsHeadOnExternalNATS(t *testing.T) {
 	require.Eventually(t, func() bool { // the agent refuses as long as it ends the workers of the first head
 		next = launchSleep(t, client, "box", 1)
 		return next.Err == nil
-	}, 30*time.Second, 50*time.Millisecond)
+	}, 2*time.Minute, 50*time.Millisecond)
 	require.NoError(t, agent.Process.Signal(syscall.SIGTERM))
 	require.NoError(t, agent.Wait(), "exit code 0")
 	require.True(t, gone(next.PID))

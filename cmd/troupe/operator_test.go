@@ -50,7 +50,7 @@ func TestOperator(t *testing.T) {
 	client := u.on(head)
 	script(t, client, "box-0", 0, "echo zero; echo oops >&2; exec sleep 1000")
 	script(t, client, "box-1", 1, "echo one; echo nan; exit 3")
-	require.Eventually(t, func() bool { out, _, _ := u.run("logs", "role"); return strings.Count(out, "\n") == 4 }, 10*time.Second, 20*time.Millisecond)
+	require.Eventually(t, func() bool { out, _, _ := u.run("logs", "role"); return strings.Count(out, "\n") == 4 }, 2*time.Minute, 20*time.Millisecond)
 	require.Contains(t, u.output("logs", "role/0"), "role/0! oops\n")
 	require.NotContains(t, u.output("logs", "role/0"), "one")
 	require.Contains(t, u.output("logs", "role/1", "--tail", "1"), "nan")
@@ -101,7 +101,7 @@ func TestFollowLogs(t *testing.T) {
 	go func() {
 		doneCh <- execute(ctx, []string{"logs", "role", "-f"}, &cli.CLI{Out: &out, Err: &errs, Env: u.getenv})
 	}()
-	require.Eventually(t, func() bool { return strings.Count(out.String(), "more") > 3 }, 10*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Count(out.String(), "more") > 3 }, 2*time.Minute, 10*time.Millisecond)
 	require.Contains(t, out.String(), "first")
 	cancel()
 	require.Zero(t, <-doneCh, errs.String())

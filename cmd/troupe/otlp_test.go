@@ -118,7 +118,7 @@ func TestTracesOfACallAreOneTree(t *testing.T) {
 	require.NoError(t, err)
 	_, err = train.Call(t.Context(), "step", 1)
 	require.NoError(t, err)
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 
 	// A worker records its run after its answer was sent.
@@ -136,7 +136,7 @@ func TestTracesOfACallAreOneTree(t *testing.T) {
 		exporter.Flush(ctx)
 		return len(find("train.step", "call")) == 1 && len(find("train.step", "part")) == 2 && len(find("train.step", "run")) == 2 &&
 			len(find("load", "span")) == 2 && len(find("leaves.leaf", "call")) == 2 && len(find("leaves.leaf", "run")) == 2
-	}, 10*time.Second, 20*time.Millisecond)
+	}, 2*time.Minute, 20*time.Millisecond)
 	call := find("train.step", "call")[0]
 	require.Empty(t, call.ParentID)
 	require.Equal(t, 3, call.Kind)
@@ -179,7 +179,7 @@ func TestMetricsAreExported(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	doneCh := make(chan struct{})
 	go func() { defer close(doneCh); metrics.Export(ctx, registry, slog.New(slog.DiscardHandler)) }()
-	require.Eventually(t, func() bool { received.mu.Lock(); defer received.mu.Unlock(); return len(received.metrics) > 0 }, 10*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { received.mu.Lock(); defer received.mu.Unlock(); return len(received.metrics) > 0 }, 2*time.Minute, 10*time.Millisecond)
 	cancel()
 	<-doneCh
 	body := received.metrics[0]

@@ -82,7 +82,7 @@ func TestWatchDevices(t *testing.T) {
 	require.Contains(t, out.line(t, errs.String), "HELD BY")
 	require.NotContains(t, out.String(), "actor_train")
 	u.output("reserve", "--bundles", "2", "--devices", "1", "--id", "tr", "--holder", "actor_train")
-	require.Eventually(t, func() bool { return strings.Contains(out.String(), "actor_train/1") }, 10*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(out.String(), "actor_train/1") }, 2*time.Minute, 10*time.Millisecond)
 	require.NotContains(t, out.String(), "\x1b", "it is not a terminal")
 	cancel()
 	require.Zero(t, <-doneCh, errs.String())

@@ -28,7 +28,7 @@ func TestRoles(t *testing.T) {
 	require.NoError(t, json.Unmarshal([]byte(first4), &first))
 	require.Equal(t, "four", first.Name)
 	require.Equal(t, registry.RoleReady, first.State)
-	require.Len(t, first.Methods, 8)
+	require.Len(t, first.Methods, 9)
 	require.Contains(t, u.output("destroy", "stays"), "is gone")
 }
 

@@ -49,13 +49,13 @@ func (u *shell) running(path string) (out *screen, stop func() int) {
 		doneCh <- execute(ctx, []string{"run", path, "--grace", "1s"}, &cli.CLI{Out: out, Err: &errs, Env: u.getenv})
 	}()
 	u.t.Cleanup(cancel)
-	require.Eventually(u.t, func() bool { return strings.Contains(out.String(), "Ctrl-C ends it") }, 30*time.Second, 5*time.Millisecond, "%s %s", out, &errs)
+	require.Eventually(u.t, func() bool { return strings.Contains(out.String(), "Ctrl-C ends it") }, 2*time.Minute, 5*time.Millisecond, "%s %s", out, &errs)
 	return out, func() int {
 		cancel()
 		select {
 		case code := <-doneCh:
 			return code
-		case <-time.After(20 * time.Second):
+		case <-time.After(2 * time.Minute):
 			require.Fail(u.t, "troupe run does not end")
 			return -1
 		}
@@ -95,7 +95,7 @@ func TestRunAFile(t *testing.T) {
 	u.output("pipeline", "put", "words", "hard", "--args", `["x"]`)
 	require.Eventually(t, func() bool {
 		return strings.Contains(u.output("pipeline", "dead", "ls", "words"), "asked to fail: x")
-	}, 20*time.Second, 10*time.Millisecond)
+	}, 2*time.Minute, 10*time.Millisecond)
 	var letter pipeline.DeadLetter
 	require.NoError(t, json.Unmarshal([]byte(u.output("pipeline", "dead", "ls", "words", "--json")), &letter))
 	shown := u.output("pipeline", "dead", "show", "words", fmtSeq(letter.Seq))
@@ -104,7 +104,7 @@ func TestRunAFile(t *testing.T) {
 	require.Equal(t, "1\n", u.output("pipeline", "dead", "retry", "words", fmtSeq(letter.Seq)))
 	require.Eventually(t, func() bool {
 		return strings.Contains(u.output("pipeline", "dead", "ls", "words"), "asked to fail: x")
-	}, 20*time.Second, 10*time.Millisecond)
+	}, 2*time.Minute, 10*time.Millisecond)
 	require.Equal(t, "1\n", u.output("pipeline", "dead", "drop", "words", "--all"))
 	require.Equal(t, "no dead letters\n", u.output("pipeline", "dead", "ls", "words"))
 
@@ -118,7 +118,7 @@ func TestRunAFile(t *testing.T) {
 	require.Eventually(t, func() bool {
 		require.NoError(t, json.Unmarshal([]byte(u.output("pipeline", "top", "words", "--once", "--json")), &st))
 		return st.Streams[1].Items == 1
-	}, 20*time.Second, 10*time.Millisecond)
+	}, 2*time.Minute, 10*time.Millisecond)
 	require.Contains(t, u.fails(1, "pipeline", "pause", "words", "cuont"), "did you mean count?")
 	require.Contains(t, u.fails(1, "run", path), "runs already")
 
@@ -128,7 +128,7 @@ func TestRunAFile(t *testing.T) {
 	out, stop = u.running(path)
 	require.Contains(t, out.String(), "1 items from before")
 	u.output("pipeline", "resume", "words", "count")
-	require.Eventually(t, func() bool { return strings.Contains(u.output("pipeline", "take", "words", "out"), "LATER=5") }, 20*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(u.output("pipeline", "take", "words", "out"), "LATER=5") }, 2*time.Minute, 10*time.Millisecond)
 	u.output("pipeline", "shutdown", "words")
 	require.Zero(t, stop())
 }
@@ -159,7 +159,7 @@ stages:
 	require.Eventually(t, func() bool {
 		require.NoError(t, json.Unmarshal([]byte(u.output("pipeline", "top", "tough", "--once", "--json")), &st))
 		return st.Streams[1].Items == 24 && st.Stages[0].Workers == 2
-	}, 40*time.Second, 20*time.Millisecond, "%s", out)
+	}, 2*time.Minute, 20*time.Millisecond, "%s", out)
 	require.Positive(t, st.Stages[0].Lost)
 	require.Zero(t, st.Dead)
 	require.Zero(t, stop(), out.String())

@@ -217,7 +217,7 @@ func TestSignalEndsHead(t *testing.T) {
 	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
 	start := time.Now()
 	require.NoError(t, cmd.Wait(), "exit code 0")
-	require.Less(t, time.Since(start), 10*time.Second)
+	require.Less(t, time.Since(start), time.Minute)
 	require.Contains(t, out.String(), "closing")
 	require.NoFileExists(t, u.stateFile("head.json"))
 }

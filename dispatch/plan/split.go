@@ -5,6 +5,8 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+
+	"troupe/bus/wire"
 )
 
 // Splitter is an argument that DP modes cut along its rows. Slice returns rows i to j, with 0 ≤ i ≤ j ≤ Len; it may
@@ -114,8 +116,8 @@ func Sizes(n, parts int) []int {
 }
 
 // Cut cuts the arguments of a call. Unmarked lists (slices and arrays, except of bytes), tensors, batches and Splitters
-// are split in the DP modes; in AllToAll every unmarked argument must be a list with one element for each rank; all
-// other arguments are broadcast.
+// are split in the DP modes, and an unmarked map whose tensors all have the same number of rows is refused there; in
+// AllToAll every unmarked argument must be a list with one element for each rank; all other arguments are broadcast.
 func (p *Plan) Cut(values []any, opt Options) (*Shards, error) { return p.CutNamed(values, nil, opt) }
 
 // CutNamed is Cut for a call whose last arguments have these names.
@@ -234,6 +236,11 @@ func newArg(r rule, at argPosition, v any) (arg, error) {
 	a.rows = rows
 	if a.mark == unmarked {
 		a.mark = r.split.defaultMark(hasRows)
+		if r.split == splitByDP && !hasRows {
+			if err := refuseRowsInside(at, a.value); err != nil {
+				return a, err
+			}
+		}
 	}
 	switch {
 	case a.mark != broadcast && r.split == splitNone:
@@ -242,6 +249,31 @@ func newArg(r rule, at argPosition, v any) (arg, error) {
 		return a, invalid("%s is marked split, but a value of type %T has no rows", at, a.value)
 	}
 	return a, nil
+}
+
+// refuseRowsInside refuses a map whose tensors all have the same number of rows: it may be a batch to be split, or
+// weights for every rank.
+func refuseRowsInside(at argPosition, v any) error {
+	val := reflect.ValueOf(v)
+	if val.Kind() != reflect.Map {
+		return nil
+	}
+	tensors, rows := 0, 0
+	for _, item := range val.Seq2() {
+		t, ok := item.Interface().(wire.Tensor)
+		if !ok {
+			continue
+		}
+		if len(t.Shape) == 0 || tensors > 0 && t.Rows() != rows {
+			return nil
+		}
+		tensors, rows = tensors+1, t.Rows()
+	}
+	if tensors == 0 {
+		return nil
+	}
+	return invalid("%s is a %T whose tensors all have %d rows: Batch{Arrays: …} splits rows between the ranks, "+
+		"Broadcast(value) gives every rank all of them; say which is meant", at, v, rows)
 }
 
 // commonRows returns the number of rows of the split arguments, which must be equal; 0 if there are none.
@@ -278,7 +310,12 @@ func (a arg) pieces(kind splitKind, n, padded int) ([]any, error) {
 
 func (a arg) split(kind splitKind, n, padded int) ([]any, error) {
 	if padded < n {
-		return nil, invalid("fewer rows than %ss: %s has %d rows for %d %ss", kind.receiver(), a.position, a.rows.n, n, kind.receiver())
+		remedy := ""
+		if a.rows.n > 0 {
+			remedy = "; Options{Pad: true} repeats rows until there is one for each, in modes that join rows"
+		}
+		return nil, invalid("fewer rows than %ss: %s has %d rows for %d %ss%s",
+			kind.receiver(), a.position, a.rows.n, n, kind.receiver(), remedy)
 	}
 	out := make([]any, n)
 	from := 0

@@ -113,6 +113,8 @@ func TestSplitRules(t *testing.T) {
 		{"a broadcast list stays whole", DPMPCompute, []any{Broadcast([]int{1, 2}), []int{3, 4}}, [][]any{{[]int{1, 2}, []int{3}}, {[]int{1, 2}, []int{4}}}},
 		{"a list is scattered if asked", DPMPCompute, []any{Scatter([]string{"a", "b"})}, [][]any{{"a"}, {"b"}}},
 		{"a list as long as the world is not scattered", OneToAll, []any{[]int{1, 2}}, [][]any{{[]int{1, 2}}}},
+		{"a map is broadcast if its tensors have different lengths", DPMPCompute, []any{map[string]wire.Tensor{"a": tensor(1), "b": tensor(1, 2)}}, [][]any{{map[string]wire.Tensor{"a": tensor(1), "b": tensor(1, 2)}}}},
+		{"a map is broadcast if it is marked", DPMPCompute, []any{Broadcast(map[string]wire.Tensor{"a": tensor(1)})}, [][]any{{map[string]wire.Tensor{"a": tensor(1)}}}},
 		{"nothing to cut is one part", DPMPCompute, []any{7, nil}, [][]any{{7, nil}}},
 		{"no arguments are one part", DPMPCompute, nil, [][]any{nil}},
 		{"no arguments are one part for all", AllToAll, nil, [][]any{nil}},
@@ -144,7 +146,7 @@ func TestSplitRefuses(t *testing.T) {
 		args []any
 		opt  Options
 	}{
-		"fewer rows than data-parallel ranks: argument 1 has 3 rows for 4 data-parallel ranks":       {mode: DPMPCompute, args: []any{[]int{1, 2, 3}}},
+		"argument 1 has 3 rows for 4 data-parallel ranks; Options{Pad: true} repeats rows":           {mode: DPMPCompute, args: []any{[]int{1, 2, 3}}},
 		"fewer rows than data-parallel ranks: argument 2 has 0 rows for 4 data-parallel ranks":       {mode: DPMPCompute, args: []any{1, []int{}}, opt: Options{Pad: true}},
 		"split arguments must have the same number of rows: argument 1 has 4, argument 3 has 5":      {mode: DPMPCompute, args: []any{make([]int, 4), 0, make([]int, 5)}},
 		"argument 1: the list must have one element a rank: it has 3, and there are 4":               {mode: AllToAll, args: []any{[]int{1, 2, 3}}},
@@ -153,6 +155,8 @@ func TestSplitRefuses(t *testing.T) {
 		"argument 1: the list must have one element a data-parallel rank: it has 5, and there are 4": {mode: DPMPCompute, args: []any{Scatter(make([]int, 5))}},
 		"argument 2 is marked split, but ONE_TO_ALL gives every rank the same arguments":             {mode: OneToAll, args: []any{0, Split([]int{1})}},
 		"argument 1 is marked split, but a value of type map[string]int has no rows":                 {mode: DPMPCompute, args: []any{Split(map[string]int{})}},
+		"argument 1 is a map[string]wire.Tensor whose tensors all have 4 rows: Batch{Arrays: …}":     {mode: DPMPCompute, args: []any{map[string]wire.Tensor{"a": tensor(1, 2, 3, 4)}}},
+		"Broadcast(value) gives every rank all of them":                                              {mode: DPMPDispatchFirst, args: []any{map[string]any{"a": tensor(1, 2), "b": tensor(3, 4), "step": 7}}},
 		"argument 1 is marked twice": {mode: DPMPCompute, args: []any{Broadcast(Split(1))}},
 		"DP_MP_DISPATCH_FIRST_COLLECT_ALL gives one answer a rank: padding could not be trimmed from it": {mode: DPMPDispatchFirstCollectAll, args: []any{make([]int, 5)}, opt: Options{Pad: true}},
 	} {

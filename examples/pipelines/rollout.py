@@ -1,11 +1,11 @@
-"""rollout → reward → train as a pipeline, in Python: each stage at its own pace, durable streams between them, and a bound on
-how old a sample may be when it is trained on. It starts a head of its own and ends by itself within seconds:
+"""rollout → reward → train as a pipeline, in Python: each stage at its own pace, durable streams between them, and a
+bound on how old a sample may be when it is trained on. It starts a head of its own and ends by itself within seconds:
 
     python examples/pipelines/rollout.py
 
-The policy is one number, the chance of answering well. A rollout worker answers each prompt with eight samples; reward workers
-score them; the trainer, a plain function of the driver's, takes the first six of each group, and every group is a new version of the
-policy. Samples that are more than two versions behind are dropped: with a slow reward, some are.
+The policy is one number, the chance of answering well. A rollout worker answers each prompt with eight samples; reward
+workers score them; the trainer, a plain function of the driver's, takes the first six of each group, and every group is
+a new version of the policy. Samples that are more than two versions behind are dropped: with a slow reward, some are.
 """
 
 import random
@@ -23,7 +23,10 @@ class Sampler(troupe.Worker):
     def generate(self, prompt: troupe.Item) -> list[troupe.Item]:
         chance = min(0.95, 0.2 + 0.015 * (prompt.version or 0))
         group = f"prompt-{prompt.value}"
-        return [troupe.Item({"answer": float(random.random() < chance)}, id=f"{group}/{i}", group=group, of=PER_PROMPT) for i in range(PER_PROMPT)]
+        return [
+            troupe.Item({"answer": float(random.random() < chance)}, id=f"{group}/{i}", group=group, of=PER_PROMPT)
+            for i in range(PER_PROMPT)
+        ]
 
 
 class Judge(troupe.Worker):
@@ -54,7 +57,12 @@ def main() -> None:
             "rollout": Stage(rollout, "generate", style="item", in_="prompts", out="samples", stamp=True),
             "reward": Stage(reward, "score", in_="samples", out="scored", in_flight=2),
             "train": Stage(
-                train, in_="scored", out="steps", advance=1, group={"first": FIRST, "every": 0.3}, stale={"bound": STALENESS, "then": "drop"}
+                train,
+                in_="scored",
+                out="steps",
+                advance=1,
+                group={"first": FIRST, "every": 0.3},
+                stale={"bound": STALENESS, "then": "drop"},
             ),
         }
         with troupe.Pipeline("rl", streams, stages) as p:
@@ -70,8 +78,14 @@ def main() -> None:
 def report(stats: dict, rewards: list[float]) -> None:
     streams = stats["streams"]
     late, stale, left = streams["scored"]["late"], streams["scored"]["stale"], sum(s["items"] for s in streams.values())
-    print(f"{streams['prompts']['in']} prompts, {streams['samples']['in']} samples: {len(rewards)} steps to version {stats['version']}")
-    print(f"{stale} samples were too old, {late} came late to their group; mean reward {sum(rewards) / max(1, len(rewards)):.2f}")
+    print(
+        f"{streams['prompts']['in']} prompts, {streams['samples']['in']} samples: {len(rewards)} steps to version "
+        f"{stats['version']}"
+    )
+    print(
+        f"{stale} samples were too old, {late} came late to their group; mean reward "
+        f"{sum(rewards) / max(1, len(rewards)):.2f}"
+    )
     print(f"{stats['dead']} dead letters, {left} left in the streams")
 
 

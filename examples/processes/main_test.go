@@ -24,7 +24,7 @@ func TestProgram(t *testing.T) {
 	bin, state := t.TempDir(), t.TempDir()
 	out, err := exec.Command("go", "build", "-ldflags=-s -w", "-o", bin, "troupe/cmd/troupe", "troupe/examples/processes").CombinedOutput()
 	require.NoError(t, err, "%s", out)
-	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	program := func(name string, words ...string) *exec.Cmd {
 		cmd := exec.CommandContext(ctx, filepath.Join(bin, name), words...)

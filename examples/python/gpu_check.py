@@ -1,5 +1,5 @@
-"""On a machine with an NVIDIA GPU and torch: a worker reserved through NVML sees its device alone, trains a small model called
-from a driver, is killed, and the device is clean and granted again.
+"""On a machine with an NVIDIA GPU and torch: a worker reserved through NVML sees its device alone, trains a small model
+called from a driver, is killed, and the device is clean and granted again.
 
     .venv/bin/python examples/python/gpu_check.py
 """
@@ -55,16 +55,24 @@ def check_tensors(handle):
         values += [base.to(dtype), torch.ones(200, 200).to(dtype), torch.empty(0).to(dtype)]
     for value in values + [v.cuda() for v in values]:
         for got in (handle.echo(value), handle.on_gpu(value)):
-            assert got.dtype == value.dtype and got.shape == value.shape and got.device.type == "cpu", (value.dtype, got)
+            assert got.dtype == value.dtype and got.shape == value.shape and got.device.type == "cpu", (
+                value.dtype,
+                got,
+            )
             assert torch.equal(got.float(), value.cpu().float()), value.dtype
     print(f"  {2 * 2 * len(values)} tensors there and back")
 
 
 def main():
     with troupe.init(gpus="auto"):
-        cluster = Cluster("actor_train", Trainer, worker_config=WorkerConfig(world_size=1, num_gpus_per_worker=1, start_timeout=120))
+        cluster = Cluster(
+            "actor_train", Trainer, worker_config=WorkerConfig(world_size=1, num_gpus_per_worker=1, start_timeout=120)
+        )
         seen = cluster.workers[0].sees()
-        print(f"  {cluster.rank2worker[0]} on {seen['name']}, visible {seen['visible']!r}, {seen['count']} device, {seen['devices']}")
+        print(
+            f"  {cluster.rank2worker[0]} on {seen['name']}, visible {seen['visible']!r}, {seen['count']} device, "
+            f"{seen['devices']}"
+        )
         assert seen["count"] == 1 and len(seen["devices"]) == 1 and seen["local_rank"] == "0"
         cluster.execute_all_sync("initialize")
         x = torch.randn(1024, 512)
@@ -73,7 +81,10 @@ def main():
         for step in range(50):
             (told,) = cluster.train_step(x, y)
             if step in (0, 49):
-                print(f"  step {step + 1}: loss {told['loss']:.4f}, device memory {told['before'] >> 20} → {told['after'] >> 20} MiB")
+                print(
+                    f"  step {step + 1}: loss {told['loss']:.4f}, device memory {told['before'] >> 20} → "
+                    f"{told['after'] >> 20} MiB"
+                )
             losses.append(told["loss"])
         assert losses[-1] < losses[0] / 5, "it does not learn"
         os.kill(seen["pid"], signal.SIGKILL)
@@ -84,11 +95,18 @@ def main():
             print(f"  killed: {err.signal}: {err.message}")
         cluster.shutdown()
         began = time.monotonic()
-        again = Cluster("actor_train", Trainer, worker_config=WorkerConfig(world_size=1, num_gpus_per_worker=1, start_timeout=120))
+        again = Cluster(
+            "actor_train", Trainer, worker_config=WorkerConfig(world_size=1, num_gpus_per_worker=1, start_timeout=120)
+        )
         assert again.workers[0].sees()["devices"] == seen["devices"]
         again.execute_all_sync("initialize")
-        print(f"  the device is granted again: {again.train_step(x, y)[0]['loss']:.4f} after {time.monotonic() - began:.1f} s")
-        check_tensors(again.workers[0])  # last: from here on this process is on the device too, which then is granted to nobody
+        print(
+            f"  the device is granted again: {again.train_step(x, y)[0]['loss']:.4f} after "
+            f"{time.monotonic() - began:.1f} s"
+        )
+        check_tensors(
+            again.workers[0]
+        )  # last: from here on this process is on the device too, which then is granted to nobody
         again.shutdown()
     print("gpu check: all well")
 

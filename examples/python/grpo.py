@@ -2,9 +2,9 @@
 
     .venv/bin/python examples/python/grpo.py [--steps 60] [--plot reward.svg] [--torch]
 
-A prompt is a digit, and the right answer counts on from it: 7 → 8 9 0 1. The policy begins by guessing; groups of answers to
-the same prompt are scored against each other, and what did better than its group becomes more likely. --torch trains the
-same policy with torch's autograd, where torch is installed.
+A prompt is a digit, and the right answer counts on from it: 7 → 8 9 0 1. The policy begins by guessing; groups of
+answers to the same prompt are scored against each other, and what did better than its group becomes more likely.
+--torch trains the same policy with torch's autograd, where torch is installed.
 """
 
 import argparse
@@ -109,17 +109,25 @@ def advantages(reward, group):
 def plot(rewards, path):
     """The reward curve as a picture, written by hand."""
     width, height, left, bottom = 640, 320, 50, 40
-    at = [(left + i * (width - left - 20) / max(1, len(rewards) - 1), height - bottom - r * (height - bottom - 20)) for i, r in enumerate(rewards)]
+    at = [
+        (left + i * (width - left - 20) / max(1, len(rewards) - 1), height - bottom - r * (height - bottom - 20))
+        for i, r in enumerate(rewards)
+    ]
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in at)
     marks = "".join(
-        f'<text x="{left - 8}" y="{height - bottom - v * (height - bottom - 20) + 4:.0f}" text-anchor="end">{v:g}</text>' for v in (0, 0.5, 1)
+        f'<text x="{left - 8}" y="{height - bottom - v * (height - bottom - 20) + 4:.0f}" '
+        f'text-anchor="end">{v:g}</text>'
+        for v in (0, 0.5, 1)
     )
     with open(path, "w") as f:
         f.write(
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="12">'
-            f'<rect width="100%" height="100%" fill="white"/><path d="M{left} 20V{height - bottom}H{width - 20}" fill="none" stroke="black"/>{marks}'
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" '
+            'font-size="12">'
+            f'<rect width="100%" height="100%" fill="white"/><path d="M{left} 20V{height - bottom}H{width - 20}" '
+            f'fill="none" stroke="black"/>{marks}'
             f'<text x="{width / 2}" y="{height - 10}" text-anchor="middle">step (of {len(rewards)})</text>'
-            f'<text x="{left}" y="14">mean reward</text><polyline points="{line}" fill="none" stroke="#06c" stroke-width="2"/></svg>\n'
+            f'<text x="{left}" y="14">mean reward</text><polyline points="{line}" fill="none" stroke="#06c" '
+            'stroke-width="2"/></svg>\n'
         )
 
 
@@ -136,10 +144,16 @@ def main():
     with troupe.init(gpus="none"):
         weights = np.zeros((DIGITS, LENGTH, DIGITS))
         roles = {}
-        for name, cls in (("actor_infer", Rollout), ("reward", Reward), ("actor_train", TorchTrain if args.torch else Train)):
+        for name, cls in (
+            ("actor_infer", Rollout),
+            ("reward", Reward),
+            ("actor_train", TorchTrain if args.torch else Train),
+        ):
             roles[name] = Cluster(name, cls, worker_config=WorkerConfig(world_size=2))
         infer, reward, train = roles["actor_infer"], roles["reward"], roles["actor_train"]
-        troupe.get([infer.execute_all_async("initialize", weights), train.execute_all_async("initialize", weights, args.lr)])
+        troupe.get(
+            [infer.execute_all_async("initialize", weights), train.execute_all_async("initialize", weights, args.lr)]
+        )
         prompts = np.repeat(np.arange(DIGITS), args.group)
         for step in range(args.steps):
             answers = infer.generate(Batch({"prompt": prompts, "group": np.repeat(np.arange(DIGITS), args.group)}))

@@ -1,5 +1,5 @@
-"""The reference example: create a resource manager and a cluster, initialise, train. As it would be written for ROLL, with
-another import line.
+"""The reference example: create a resource manager and a cluster, initialise, train. As it would be written for ROLL,
+with another import line.
 
     .venv/bin/python examples/python/reference.py
 """
@@ -16,7 +16,9 @@ class TrainWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def initialize(self):
-        self.logger.info("rank %d of %d, dp %d, devices %s", self.rank, self.world_size, self.rank_info.dp_rank, self.devices)
+        self.logger.info(
+            "rank %d of %d, dp %d, devices %s", self.rank, self.world_size, self.rank_info.dp_rank, self.devices
+        )
 
     @register(dispatch_mode=Dispatch.DP_MP_COMPUTE)
     def train_step(self, batch):
@@ -33,7 +35,9 @@ def main():
             name="actor_train",
             worker_cls=TrainWorker,
             resource_manager=resource_manager,
-            worker_config=WorkerConfig(name="actor_train", world_size=4, device_mapping=list(range(4)), tensor_parallel_size=2),
+            worker_config=WorkerConfig(
+                name="actor_train", world_size=4, device_mapping=list(range(4)), tensor_parallel_size=2
+            ),
         )
         print(f"{cluster.world_size} workers, dp {cluster.dp_size}, tp {cluster.tp_size}, on {cluster.rank2devices}")
         cluster.initialize()

@@ -213,10 +213,10 @@ func (r *pipeReader) closePipe() {
 	_ = syscall.Close(r.fd)
 }
 
-// drain reads what is in the pipe now, about most bytes at most. It returns their number, and whether the pipe is open.
-func (r *pipeReader) drain(buf []byte, most int) (taken int, open bool) {
+// drain reads what is in the pipe now, about limit bytes at most. It returns their number, and whether the pipe is open.
+func (r *pipeReader) drain(buf []byte, limit int) (taken int, open bool) {
 	defer r.afterRead()
-	for taken < most {
+	for taken < limit {
 		n, err := syscall.Read(r.fd, buf)
 		if errors.Is(err, syscall.EINTR) {
 			continue

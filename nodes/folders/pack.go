@@ -22,7 +22,7 @@ import (
 const folderMost = 256 << 20
 
 // packFolder packs a folder: equal content gives equal bytes, independent of owner and times.
-func packFolder(folder string, excludes []string, most int64) ([]byte, error) {
+func packFolder(folder string, excludes []string, limit int64) ([]byte, error) {
 	root, err := filepath.Abs(folder)
 	if err != nil {
 		return nil, err
@@ -57,8 +57,8 @@ func packFolder(folder string, excludes []string, most int64) ([]byte, error) {
 			}
 		}
 		n, err := packOne(pack, full, name, d)
-		if total += n; err == nil && total > most {
-			err = bus.Errorf(bus.CodeInvalid, "it has more than %d MiB (up to %s); exclude what workers do not need", most>>20, name)
+		if total += n; err == nil && total > limit {
+			err = bus.Errorf(bus.CodeInvalid, "it has more than %d MiB (up to %s); exclude what workers do not need", limit>>20, name)
 		}
 		return err
 	})

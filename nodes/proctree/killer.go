@@ -185,10 +185,10 @@ func sessionOf(pid int) (session int, zombie, ok bool) {
 	return session, fields[0] == "Z" || fields[0] == "X", err == nil
 }
 
-// KillMarked kills every process whose marker matches, and those forked meanwhile, until there is none or most has
+// KillMarked kills every process whose marker matches, and those forked meanwhile, until there is none or the limit has
 // passed. It returns the survivors.
-func KillMarked(want func(marker string) bool, most time.Duration) map[string][]int {
-	for end, pause := time.Now().Add(most), time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
+func KillMarked(want func(marker string) bool, limit time.Duration) map[string][]int {
+	for end, pause := time.Now().Add(limit), time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
 		found := marked(want)
 		if len(found) == 0 || time.Now().After(end) {
 			return found

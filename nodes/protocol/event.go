@@ -12,6 +12,8 @@ const (
 	EventNodeLeft   = "node_left"   // the agent has ended in order
 	EventNodeLost   = "node_lost"   // the heartbeats have stopped, or the lease has expired
 
+	EventHeadLost = "head_lost" // an agent reached no head for its grace and has ended its workers; it is emitted when a head is back
+
 	EventWorkerExit = "worker_exit"
 	EventLogsFailed = "logs_failed"
 

@@ -26,22 +26,21 @@ func (f *Flow) enqueue(c *change) {
 
 // change is a set of writes that are committed together or not at all.
 type change struct {
-	done           []*Entry // completed items
-	puts           []*Entry // new items
-	dead           []*DeadLetter
-	retried        []FailedItem     // items whose retry state is written
-	starts         []*Task          // tasks to start once the change is committed
-	resolved       []ResolvedLetter // dead letters that were retried or dropped
-	freedBodies    []uint64         // sequences of their bodies
-	renumberedUpTo uint64           // dead letters without an ordinal up to this sequence have been rewritten with one
-	closed         *ClosedGroup
-	advance        spec.Version
-	source         string
-	seq            uint64
-	tokens         []any // answered when the change is committed
-	pendingBodies  int   // bodies to be stored before the commit
-	ordered        bool  // it completes items of an ordered stage
-	afterAll       bool  // it is committed after every change that was queued before it
+	done          []*Entry // completed items
+	puts          []*Entry // new items
+	dead          []*DeadLetter
+	retried       []FailedItem     // items whose retry state is written
+	starts        []*Task          // tasks to start once the change is committed
+	resolved      []ResolvedLetter // dead letters that were retried or dropped
+	freedBodies   []uint64         // sequences of their bodies
+	closed        *ClosedGroup
+	advance       spec.Version
+	source        string
+	seq           uint64
+	tokens        []any // answered when the change is committed
+	pendingBodies int   // bodies to be stored before the commit
+	ordered       bool  // it completes items of an ordered stage
+	afterAll      bool  // it is committed after every change that was queued before it
 }
 
 // ClosedGroup is a group that was handed over before all of its items arrived: items that arrive later are late.

@@ -33,14 +33,14 @@ type Checkpoint struct {
 	Closed    bool                        `json:"closed,omitempty"` // the engine was closed, not killed
 	Paused    []string                    `json:"paused,omitempty"`
 	Streams   map[string]StreamCheckpoint `json:"streams"`
-	Letters   *LetterCheckpoint           `json:"letters,omitempty"` // nil: written by a version without ordinals of dead letters
-	Discarded SeqRanges                   `json:"void,omitempty"`    // sequences of partial batches; a killed server may restore these messages
+	Letters   LetterCheckpoint            `json:"letters"`
+	Discarded SeqRanges                   `json:"discarded,omitempty"` // sequences of partial batches; a killed server may restore these messages
 }
 
 type StreamCheckpoint struct {
 	Bytes   int64            `json:"bytes"`
 	Lanes   []LaneCheckpoint `json:"lanes"`
-	Running []SeqRanges      `json:"hands,omitempty"` // per lane, ordinals that functions are running
+	Running []SeqRanges      `json:"running,omitempty"` // per lane, ordinals that functions are running
 }
 
 type LaneCheckpoint struct {
@@ -135,7 +135,6 @@ func (f *Flow) include(c *Commit, ch *change) {
 		c.ResolvedBlocks[blockOf(r.ordinal)] = nil
 		c.Resolved = append(c.Resolved, r)
 	}
-	f.renumberedUpTo = max(f.renumberedUpTo, ch.renumberedUpTo)
 	if ch.closed != nil {
 		c.ClosedGroups = append(c.ClosedGroups, ch.closed)
 	}
@@ -164,7 +163,7 @@ func (f *Flow) checkpoint() Checkpoint {
 			r.Streams[name] = sr
 		}
 	}
-	r.Letters = &LetterCheckpoint{Head: f.Resolved.head, Floor: f.Resolved.floor, RenumberedUpTo: f.renumberedUpTo}
+	r.Letters = LetterCheckpoint{Head: f.Resolved.head, Floor: f.Resolved.floor}
 	return r
 }
 
@@ -225,9 +224,6 @@ func (f *Flow) Committed(c *Commit, first uint64) {
 // restore continues from a checkpoint. Items are read from the log as they are needed.
 func (f *Flow) restore(r *Checkpoint) {
 	f.CommitNumber, f.Version = r.Commit, r.Version
-	if r.Letters != nil {
-		f.renumberedUpTo = r.Letters.RenumberedUpTo
-	}
 	for _, name := range r.Paused {
 		if s := f.StageNamed(name); s != nil {
 			s.paused = true

@@ -9,6 +9,7 @@ import (
 
 // AddWorker adds a worker to the stage.
 func (f *Flow) AddWorker(s *StageState, name string, credits int) *WorkerSlots {
+	s.Death = nil
 	return s.Workers.Add(name, credits)
 }
 

@@ -36,7 +36,6 @@ type Flow struct {
 	isolated         *isolatedRetry // work that has to run while no other function runs; nil: none
 	DeadBodies       *BodyStream    // bodies of dead letters
 	Resolved         *ResolvedLetters
-	renumberedUpTo   uint64                      // see LetterCheckpoint
 	retired          map[string]StreamCheckpoint // streams of the first checkpoint, declared or not
 
 	Effects

@@ -4,7 +4,6 @@ import (
 	"slices"
 
 	"troupe/bus"
-	"troupe/pipeline/spec"
 )
 
 // ResolvedLetters is the set of dead letters that were retried or dropped. Dead letters have ordinals from 1. A bit per
@@ -28,37 +27,22 @@ type resolvedBlock struct {
 
 // LetterCheckpoint is the part of the checkpoint about dead letters.
 type LetterCheckpoint struct {
-	Head           uint64 `json:"head"`
-	Floor          uint64 `json:"floor,omitempty"`
-	RenumberedUpTo uint64 `json:"moved,omitempty"` // dead letters of an earlier version up to this sequence have been rewritten
+	Head  uint64 `json:"head"`
+	Floor uint64 `json:"floor,omitempty"`
 }
 
-// IsLive reports whether a dead letter in the log is unresolved. Number 0 is a dead letter of an earlier version, which
-// is rewritten when the pipeline is opened.
-func (r *LetterCheckpoint) IsLive(e *ResolvedLetters, number, seq uint64) bool {
-	if number == 0 {
-		return r == nil || seq > r.RenumberedUpTo
-	}
-	return (r == nil || number <= r.Head) && !e.contains(number)
+// IsLive reports whether a dead letter in the log is unresolved.
+func (r LetterCheckpoint) IsLive(e *ResolvedLetters, number uint64) bool {
+	return number <= r.Head && !e.contains(number)
 }
 
 // NewResolvedLetters starts from a checkpoint; nil: none.
 func NewResolvedLetters(rec *Checkpoint) *ResolvedLetters {
 	e := &ResolvedLetters{blocks: map[uint64]*resolvedBlock{}, requested: map[uint64]bool{}}
-	if rec != nil && rec.Letters != nil {
+	if rec != nil {
 		e.head, e.floor = rec.Letters.Head, rec.Letters.Floor
 	}
 	return e
-}
-
-// SkipKnown makes new ordinals start after all that the log has: an earlier version, without ordinals, wrote last.
-func (e *ResolvedLetters) SkipKnown(letters []DeadLetter) {
-	for _, d := range letters {
-		e.head = max(e.head, d.Ordinal)
-	}
-	for block := range e.blocks {
-		e.head = max(e.head, (block+1)*resolvedBlockBits)
-	}
 }
 
 func blockOf(number uint64) uint64 { return (number - 1) / resolvedBlockBits }
@@ -154,17 +138,4 @@ func (f *Flow) ResolveLetter(d *DeadLetter, retry bool, token any) (bool, error)
 	f.Resolved.requested[d.Ordinal] = true
 	f.enqueue(c)
 	return true, nil
-}
-
-// NumberLetters enqueues dead letters without an ordinal to be rewritten with one, as many as fit into a commit. It
-// returns how many.
-func (f *Flow) NumberLetters(letters []DeadLetter) int {
-	c := &change{}
-	for len(c.dead) < len(letters) && len(c.dead) < spec.MaxGroup && c.size() < MaxCommitBytes/2 {
-		d := letters[len(c.dead)]
-		c.renumberedUpTo = d.Seq
-		c.dead = append(c.dead, &d)
-	}
-	f.enqueue(c)
-	return len(c.dead)
 }

@@ -59,6 +59,9 @@ type StageState struct {
 	running  map[uint64]*Task
 	paused   bool
 
+	Restarting int        // ranks whose restart is awaited
+	Death      *RoleDeath // why the stage has no workers; nil: it has, or may get them. A value that is set is not changed.
+
 	handled, failed, lost, aborted, dead uint64
 	times                                histogram
 	rate                                 rate // of Handled results
@@ -70,6 +73,15 @@ func newStage(spec spec.StageSpec) *StageState {
 		s.groups = newGrouper(*spec.Group)
 	}
 	return s
+}
+
+// Unfinished is the number of items in the stage's streams that are not completed.
+func (s *StageState) Unfinished() int {
+	n := 0
+	for _, in := range s.inputs {
+		n += in.items
+	}
+	return n
 }
 
 // outputsHaveRoom reports whether every blocking output has room for one more item.

@@ -19,6 +19,17 @@ type StageStatus struct {
 	Dead     uint64  `json:"dead"`
 	P50      float64 `json:"p50_us"`
 	P99      float64 `json:"p99_us"`
+	// Restarting is the number of ranks whose restart by their role is awaited.
+	Restarting int `json:"restarting,omitempty"`
+	// Death is set while the stage has no workers because its role has died.
+	Death *RoleDeath `json:"death,omitempty"`
+}
+
+// RoleDeath is the end of the role whose ranks were the workers of a stage.
+type RoleDeath struct {
+	Role  string    `json:"role"`
+	At    time.Time `json:"at"`
+	Cause string    `json:"cause"`
 }
 
 // StreamStatus is the state of a stream.
@@ -87,6 +98,7 @@ func (s *StageState) status() StageStatus {
 		Name: s.Spec.Name, Role: s.Spec.Role, Workers: len(s.Workers.All), InFlight: len(s.running), Waiting: s.waiting(), Paused: s.paused,
 		Handled: s.handled, Retries: s.failed, Lost: s.lost, Aborted: s.aborted, Dead: s.dead, PerS: s.rate.perS,
 		P50: float64(s.times.quantile(0.5).Microseconds()), P99: float64(s.times.quantile(0.99).Microseconds()),
+		Restarting: s.Restarting, Death: s.Death,
 	}
 	if s.Spec.Func != nil {
 		out.Workers = s.Spec.Workers

@@ -29,7 +29,7 @@ func simPlanner(t testing.TB, nodes, devices int) *Planner {
 var testNow = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
 
 func BenchmarkPlanLargeGang(b *testing.B) {
-	for _, strategy := range strategies {
+	for _, strategy := range gangStrategies {
 		if strategy == StrictPack {
 			continue
 		}

@@ -163,18 +163,24 @@ func (cand candidate) waste(b *Bundle) int {
 	return 0
 }
 
-// score orders candidates by how well a bundle fills them, the best first: without waste, then with the fewest free
+// score orders candidates by how well a bundle fills them, the best first: the preferred node, without waste, then with the fewest free
 // devices, then by rank. Empty nodes and islands come last, so they stay whole.
 type score struct {
-	waste, freeDevices, freeCount, order int
+	other, waste, freeDevices, freeCount, order int // other is zero for a preferred node, and larger for other alternatives
 }
 
 func (cand candidate) score(b *Bundle) score {
-	return score{cand.waste(b), cand.freeDevices(), cand.freeCount, cand.order}
+	s := score{cand.choice(b), cand.waste(b), cand.freeDevices(), cand.freeCount, cand.order}
+	if b.Prefer != "" && b.Prefer != cand.info.ID {
+		s.other++
+	}
+	return s
 }
 
 func (a score) compare(other score) int {
 	switch {
+	case a.other != other.other:
+		return a.other - other.other
 	case a.waste != other.waste:
 		return a.waste - other.waste
 	case a.freeDevices != other.freeDevices:

@@ -1,6 +1,9 @@
 package planner
 
-import "maps"
+import (
+	"maps"
+	"slices"
+)
 
 // nodeState is one node with its free resources. Devices are changed through setDevice only, which keeps the counts.
 type nodeState struct {
@@ -110,10 +113,32 @@ func (s *nodeState) position(slot *Slot) int {
 
 // matches reports whether b may be placed on the node, regardless of free resources.
 func (s *nodeState) matches(b *Bundle) bool {
-	if b.Node != "" && b.Node != s.info.ID {
+	if b.Node != "" && b.Node != s.info.ID || slices.Contains(b.Avoid, s.info.ID) {
 		return false
 	}
-	return len(b.Labels) == 0 || s.hasLabels(b.Labels)
+	return (len(b.Labels) == 0 || s.hasLabels(b.Labels)) && s.choice(b) >= 0
+}
+
+// load returns the used part of the fullest of CPUs, memory and devices.
+func (s *nodeState) load() float64 {
+	most := 0.0
+	for _, r := range [...]struct{ free, total float64 }{
+		{float64(s.cpus), float64(s.info.CPUs)}, {float64(s.memory), float64(s.info.Memory)}, {float64(s.freeShare()), float64(Wholes(len(s.info.Devices)))},
+	} {
+		if r.total > 0 {
+			most = max(most, 1-r.free/r.total)
+		}
+	}
+	return most
+}
+
+// freeShare returns the share of devices that is not used.
+func (s *nodeState) freeShare() Share {
+	free := Wholes(len(s.used))
+	for _, used := range s.used {
+		free -= used
+	}
+	return free
 }
 
 func (s *nodeState) hasLabels(labels map[string]string) bool {

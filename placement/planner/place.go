@@ -33,6 +33,9 @@ func (g *gang) placeByStrategy(d *draftPlan, cands []candidate, onOneNode bool) 
 }
 
 func (g *gang) placeGreedy(d *draftPlan, cands []candidate, onOneNode bool) bool {
+	if g.strategy == Hybrid || g.strategy == Rotate {
+		return g.placeSingle(d, cands)
+	}
 	if g.strategy == Pack || g.strategy == StrictPack || onOneNode {
 		if g.placeOnOne(d, cands) {
 			return true

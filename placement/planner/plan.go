@@ -95,6 +95,9 @@ func (p Plan) Reservation(r Request, since time.Time) Reservation {
 
 		Parent:       r.Parent,
 		ParentBundle: p.ParentBundle,
+
+		Volatile: r.Volatile,
+		Standby:  r.Standby,
 	}
 }
 

@@ -67,7 +67,7 @@ func genBundle(t *rapid.T) Bundle {
 func genRequest(t *rapid.T, id string, hosts []string) Request {
 	r := Request{
 		ID:       id,
-		Strategy: rapid.SampledFrom(strategies).Draw(t, "strategy"),
+		Strategy: rapid.SampledFrom(gangStrategies).Draw(t, "strategy"),
 		Priority: rapid.IntRange(0, 2).Draw(t, "priority"),
 		Topology: Topology{
 			Within: rapid.SampledFrom([]Within{Anywhere, Anywhere, Island, NUMA}).Draw(t, "within"),

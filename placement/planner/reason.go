@@ -224,6 +224,9 @@ func (s *nodeState) missingLabels(b *Bundle) string {
 			missing = append(missing, key+"="+value)
 		}
 	}
+	if s.choice(b) < 0 {
+		missing = append(missing, s.unmet(b)...)
+	}
 	slices.Sort(missing)
 	return strings.Join(missing, ", ")
 }

@@ -43,9 +43,38 @@ type Request struct {
 	PerInstance int `json:"per_instance,omitempty" msgpack:"per_instance,omitempty"`
 	FirstRank   int `json:"first_rank,omitempty" msgpack:"first_rank,omitempty"` // the rank of the first bundle; ranks continue over instances
 
+	// Volatile requests are leases of milliseconds to minutes, without devices: the leader keeps them in memory alone.
+	Volatile bool `json:"volatile,omitempty" msgpack:"volatile,omitempty"`
+
+	// Standby is what volatile leases in the workers of this reservation may take in all. A leader that has not heard
+	// yet which leases its predecessor gave counts it as taken.
+	Standby Standby `json:"standby,omitzero" msgpack:"standby,omitempty"`
+
+	// Gang names requests of the namespace that are granted together, all or none. The zero Gang is the request alone.
+	Gang Gang `json:"gang,omitzero" msgpack:"gang,omitempty"`
+
+	// Turn selects the node of a request with the strategy ROTATE: successive turns go to successive nodes.
+	Turn int `json:"turn,omitempty" msgpack:"turn,omitempty"`
+
 	// AwaitNodes makes a request that never fits on the present nodes wait for more nodes instead of failing.
 	AwaitNodes bool `json:"await_nodes,omitempty" msgpack:"await_nodes,omitempty"`
 }
+
+// Gang is the name of requests that are granted together, and their number.
+type Gang struct {
+	Name string `json:"name" msgpack:"name"`
+	Size int    `json:"size" msgpack:"size"`
+}
+
+// Standby is an amount of the resources that volatile leases take.
+type Standby struct {
+	CPUs      Share            `json:"cpus,omitempty" msgpack:"cpus,omitempty"`
+	Memory    int64            `json:"memory,omitempty" msgpack:"memory,omitempty"`
+	Resources map[string]Share `json:"resources,omitempty" msgpack:"resources,omitempty"`
+}
+
+// IsZero reports whether nothing is taken.
+func (s Standby) IsZero() bool { return s.CPUs == 0 && s.Memory == 0 && len(s.Resources) == 0 }
 
 // Bundle is the resources of one worker, on one node unless Spans is set. An empty bundle is a worker without
 // resources; the strategy chooses its node.
@@ -58,7 +87,12 @@ type Bundle struct {
 	// Resources are amounts of resources that nodes declare by name.
 	Resources map[string]Share `json:"resources,omitempty" msgpack:"resources,omitempty"`
 
-	Node string `json:"node,omitempty" msgpack:"node,omitempty"` // pins the bundle to this node
+	Node   string   `json:"node,omitempty" msgpack:"node,omitempty"`     // pins the bundle to this node
+	Prefer string   `json:"prefer,omitempty" msgpack:"prefer,omitempty"` // a node that comes first if it is there and large enough
+	Avoid  []string `json:"avoid,omitempty" msgpack:"avoid,omitempty"`   // nodes that are not used
+
+	// Where are alternatives, the preferred one first: the node must match one of them. None: any node.
+	Where []Selector `json:"where,omitempty" msgpack:"where,omitempty"`
 
 	// Spans allows devices on several nodes. The worker runs on the node of the first device, which provides its CPUs
 	// and memory.
@@ -137,7 +171,7 @@ func (r *Request) check(kinds []bundleKind) error {
 			errs = append(errs, err)
 		}
 	}
-	errs = append(errs, r.Topology.check(), r.checkMapping(), r.checkInstances(), r.checkParent())
+	errs = append(errs, r.Topology.check(), r.checkMapping(), r.checkInstances(), r.checkParent(), r.checkLane())
 	return errors.Join(errs...)
 }
 
@@ -196,10 +230,24 @@ func (r *Request) checkParent() error {
 	return nil
 }
 
+// checkLane refuses volatile requests for devices, and single-bundle strategies for several bundles.
+func (r *Request) checkLane() error {
+	switch {
+	case r.Volatile && (r.Mapping != nil || r.Colocate != "" || r.Gang.Name != "" || r.Devices() > 0 || len(r.Bundles) != 1):
+		return &RequestError{ErrBadShare, "a volatile request for devices, or for several bundles", "only reservations in the ledger hold devices"}
+	case (r.Strategy == Hybrid || r.Strategy == Rotate) && len(r.Bundles) > 1:
+		return &RequestError{ErrUnknownStrategy, fmt.Sprintf("strategy %s with %d bundles", r.Strategy, len(r.Bundles)), "it places a single one"}
+	case r.Gang.Name != "" && (r.Gang.Size < 1 || r.Parent != ""):
+		return &RequestError{ErrEmptyRequest, fmt.Sprintf("gang %q of %d requests", text.Clip(r.Gang.Name), r.Gang.Size), "a gang has one request or more, and none inside another reservation"}
+	}
+	return nil
+}
+
 // Equal reports whether both bundles ask for the same.
 func (b *Bundle) Equal(other *Bundle) bool {
 	return b.Devices == other.Devices && b.CPUs == other.CPUs && b.Memory == other.Memory && b.Node == other.Node &&
-		b.Spans == other.Spans && maps.Equal(b.Labels, other.Labels) && maps.Equal(b.Resources, other.Resources)
+		b.Spans == other.Spans && maps.Equal(b.Labels, other.Labels) && maps.Equal(b.Resources, other.Resources) &&
+		b.Prefer == other.Prefer && slices.Equal(b.Avoid, other.Avoid) && slices.EqualFunc(b.Where, other.Where, Selector.equal)
 }
 
 // devices returns the number of whole devices; zero for a part of one.
@@ -219,20 +267,27 @@ const (
 	Spread       Strategy = "SPREAD"        // as evenly over the nodes as possible
 	StrictPack   Strategy = "STRICT_PACK"   // on one node, or not at all
 	StrictSpread Strategy = "STRICT_SPREAD" // each on a node of its own, or not at all
+
+	// The strategies of single bundles.
+	Hybrid Strategy = "HYBRID" // the first node that is at most half full, then the least full one
+	Rotate Strategy = "ROTATE" // one node after the other, see Request.Turn
 )
 
-var strategies = []Strategy{Pack, Spread, StrictPack, StrictSpread}
+var (
+	gangStrategies   = []Strategy{Pack, Spread, StrictPack, StrictSpread}
+	singleStrategies = []Strategy{Hybrid, Rotate}
+)
 
 // ParseStrategy parses the name of a strategy. Empty means PACK.
 func ParseStrategy(input string) (Strategy, error) {
 	if input == "" {
 		return Pack, nil
 	}
-	if s := Strategy(input); slices.Contains(strategies, s) {
+	if s := Strategy(input); slices.Contains(gangStrategies, s) || slices.Contains(singleStrategies, s) {
 		return s, nil
 	}
-	names := make([]string, len(strategies))
-	for i, s := range strategies {
+	names := make([]string, len(gangStrategies))
+	for i, s := range gangStrategies {
 		names[i] = string(s)
 	}
 	return "", &RequestError{

@@ -2,6 +2,7 @@ package planner
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -78,8 +79,13 @@ func (pl *Planner) Schedule(queue []Queued, p Policy) Decision {
 	for i := range queue {
 		s.queued[queue[i].Request.ID] = true
 	}
-	for _, q := range sortQueue(queue) {
-		s.consider(&q)
+	line := sortQueue(queue)
+	for i := range line {
+		if gang := line[i].Request.Gang; gang.Name == "" {
+			s.consider(&line[i])
+		} else if members := membersOf(line, &line[i].Request); members[0] == &line[i] {
+			s.considerGang(members)
+		}
 	}
 	return s.decision
 }
@@ -146,6 +152,53 @@ func (s *queuePass) consider(q *Queued) {
 	default:
 		s.becomeHead(g)
 	}
+}
+
+// membersOf returns the requests of one gang, in the order of the queue.
+func membersOf(line []Queued, r *Request) []*Queued {
+	var members []*Queued
+	for i := range line {
+		if other := &line[i].Request; other.Gang.Name == r.Gang.Name && other.Namespace == r.Namespace {
+			members = append(members, &line[i])
+		}
+	}
+	return members
+}
+
+// considerGang grants the requests of a gang together, or leaves all of them waiting. Nothing is reserved for them.
+func (s *queuePass) considerGang(members []*Queued) {
+	before := len(s.decision.Grants)
+	whole, refused := len(members) >= members[0].Request.Gang.Size, map[string]bool{}
+	for _, q := range members {
+		g, err := s.planner.prepare(&q.Request)
+		if err != nil {
+			s.refuse(&q.Request, err)
+			whole, refused[q.Request.ID] = false, true
+			continue
+		}
+		placement, fits := s.planner.place(g)
+		if whole = whole && fits && s.overQuota(&q.Request) == nil; whole {
+			s.grant(g, placement)
+		}
+	}
+	if whole {
+		return
+	}
+	s.undoGrants(before)
+	for _, q := range members {
+		if gang := q.Request.Gang; !refused[q.Request.ID] {
+			s.decision.Waits = append(s.decision.Waits, Wait{ID: q.Request.ID, Code: WaitCapacity,
+				Text: fmt.Sprintf("it is granted as soon as all %s of gang %s fit", plural(gang.Size, "request"), text.Clip(gang.Name))})
+		}
+	}
+}
+
+// undoGrants takes back the grants of this pass after the first n.
+func (s *queuePass) undoGrants(n int) {
+	for _, g := range s.decision.Grants[n:] {
+		s.planner.Release(g.Reservation.ID)
+	}
+	s.decision.Grants = s.decision.Grants[:n]
 }
 
 // parentGrace is how long a request may wait for a parent that is neither granted nor queued: the requests of one client

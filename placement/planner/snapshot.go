@@ -93,6 +93,10 @@ type Reservation struct {
 	Parent       string `json:"parent,omitempty" msgpack:"parent,omitempty"`
 	ParentBundle int    `json:"parent_bundle,omitempty" msgpack:"parent_bundle,omitempty"`
 
+	// Volatile and Standby are as in Request. A volatile reservation is not in the ledger.
+	Volatile bool    `json:"volatile,omitempty" msgpack:"volatile,omitempty"`
+	Standby  Standby `json:"standby,omitzero" msgpack:"standby,omitempty"`
+
 	// Leaving states that the reservation is preempted and in its grace period; preemption counts on its devices.
 	Leaving bool `json:"leaving,omitempty" msgpack:"leaving,omitempty"`
 }

@@ -1,9 +1,11 @@
 """What the tests share: one private head, and scripts that run in processes of their own."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 
 import pytest
@@ -16,12 +18,22 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 
-LONG = ("test_shared_memory_faults", "test_process", "test_restart", "test_device", "test_shared_memory", "test_detached", "test_nested", "test_notebook")
+
+def said(stderr):
+    """What a script printed, without the line that the end of its session prints on a slow machine."""
+    return "".join(
+        line for line in stderr.splitlines(True) if not line.startswith("troupe: the session ends, and waits")
+    )
 
 
-def pytest_collection_modifyitems(items):
-    """The files that take longest come first, so that none of them is left when the others are done (--no-loadscope-reorder keeps this order)."""
-    items.sort(key=lambda item: LONG.index(item.module.__name__) if item.module.__name__ in LONG else len(LONG))
+@contextlib.contextmanager
+def kernel_config():
+    """Settings of nbclient whose kernel has sockets in a folder of its own: ports may be taken by others before the
+    kernel binds them."""
+    from traitlets.config import Config
+
+    with tempfile.TemporaryDirectory(prefix="kernel-") as folder:
+        yield Config({"KernelManager": {"transport": "ipc", "ip": os.path.join(folder, "socket")}})
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +48,9 @@ def workers(session):
     """Two workers of the test class, for tests that leave them as they were."""
     import worker_classes
 
-    with troupe.Cluster("workers", worker_classes.BasicWorker, worker_config=troupe.WorkerConfig(world_size=2)) as cluster:
+    with troupe.Cluster(
+        "workers", worker_classes.BasicWorker, worker_config=troupe.WorkerConfig(world_size=2)
+    ) as cluster:
         yield cluster
 
 
@@ -44,16 +58,26 @@ def workers(session):
 def script(session):
     """Runs a script as a driver of its own at the same head; returns the finished process."""
 
-    def run(text, *, timeout=30, env=None, check=True, wait=True):
+    def run(text, *, timeout=90, env=None, check=True, wait=True):
         head = session.head
         surroundings = {
-            **os.environ, "PYTHONPATH": HERE + os.pathsep + os.environ.get("PYTHONPATH", ""), "TROUPE_URL": session.url,
-            "TROUPE_TOKEN_FILE": head.token_file, "TROUPE_FINGERPRINT": head.fingerprint, "TROUPE_NAMESPACE": "script", **(env or {}),
-        }  # fmt: skip
+            **os.environ,
+            "PYTHONPATH": HERE + os.pathsep + os.environ.get("PYTHONPATH", ""),
+            "TROUPE_URL": session.url,
+            "TROUPE_TOKEN_FILE": head.token_file,
+            "TROUPE_FINGERPRINT": head.fingerprint,
+            "TROUPE_NAMESPACE": "script",
+            **(env or {}),
+        }
         p = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(text)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env={k: v for k, v in surroundings.items() if v}, cwd=HERE,
-        )  # fmt: skip
+            [sys.executable, "-c", textwrap.dedent(text)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={k: v for k, v in surroundings.items() if v},
+            cwd=HERE,
+        )
         if not wait:
             return p
         try:

@@ -108,9 +108,15 @@ KINDS = {
     "noted": (_noted, "with a note"),
     "strange file": (_in_strange_file, "in a strange file"),
     "syntax": (_syntax, "SyntaxError"),
-    "own with odd details": (lambda: _raise(troupe.RefusedError("odd details", details={"a": StrRaises(), 3: "\ud800"})), "odd details"),
+    "own with odd details": (
+        lambda: _raise(troupe.RefusedError("odd details", details={"a": StrRaises(), 3: "\ud800"})),
+        "odd details",
+    ),
     "own with odd message": (lambda: _raise(troupe.RefusedError(StrRaises())), "StrRaises"),
-    "own of odd fields": (lambda: _raise(troupe.RefusedError("odd fields", role=object(), remote_traceback=b"\xff", details=3)), "odd fields"),
+    "own of odd fields": (
+        lambda: _raise(troupe.RefusedError("odd fields", role=object(), remote_traceback=b"\xff", details=3)),
+        "odd fields",
+    ),
 }
 
 

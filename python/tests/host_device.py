@@ -1,4 +1,5 @@
-"""A device in the host's memory: device memory is a memfd, an IPC handle names the memfd of a process. It stands for CUDA on machines without."""
+"""A device in the host's memory: device memory is a memfd, an IPC handle names the memfd of a process. It stands for
+CUDA on machines without."""
 
 import ctypes
 import mmap
@@ -75,7 +76,18 @@ class HostDevice:
         kept = self.device_array(value) if snapshot else value
         handle = struct.pack("<II", os.getpid(), kept.memory.fd).ljust(64) if self.exports else b""
         offset = kept.ctypes.data - kept.memory.address()
-        return _device.Lent(kept, kept.dtype.name, kept.shape, kept.nbytes, kept.ctypes.data, 0, self.name, handle, offset)
+        return _device.Lent(
+            kept, kept.dtype.name, kept.shape, kept.nbytes, kept.ctypes.data, 0, self.name, handle, offset
+        )
+
+    def device_of(self, value):
+        return 0
+
+    def pack(self, values, starts, nbytes, room):
+        block = self.device_array(np.zeros(nbytes, np.uint8))
+        for value, start in zip(values, starts, strict=True):
+            block[start : start + value.nbytes] = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+        return self.lend(block, False, room)
 
     def reaches(self, uuid):
         return uuid == self.name

@@ -14,7 +14,10 @@ def double(value):
 
 
 def tag(item):
-    return [troupe.Item([item.value, item.key, item.attempt, item.version], to="left"), troupe.Item(item.id, key="other", to="right")]
+    return [
+        troupe.Item([item.value, item.key, item.attempt, item.version], to="left"),
+        troupe.Item(item.id, key="other", to="right"),
+    ]
 
 
 def fail(value):

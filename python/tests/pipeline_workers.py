@@ -50,6 +50,12 @@ class ItemWorker(troupe.Worker):
                 time.sleep(60)
         return value
 
+    def hold(self, value):
+        time.sleep(600)  # the test kills the worker
+
+    def pid(self):
+        return os.getpid()
+
 
 class Plain:
     """Made by a file."""

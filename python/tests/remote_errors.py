@@ -37,6 +37,14 @@ class Raises(troupe.Worker):
     def missing_file(self):
         return open("/nonexistent/file")
 
+    def no_memory(self):
+        raise MemoryError("no room")
+
+    def no_memory_for_an_array(self):
+        import numpy as np
+
+        return np.zeros(1 << 45)
+
     def lock_argument(self):
         raise ValueError("holds a lock", threading.Lock())
 

@@ -3,6 +3,8 @@
 import os
 import time
 
+import numpy as np
+
 import troupe
 from troupe import Dispatch, register
 
@@ -31,11 +33,32 @@ class Mortal(troupe.Worker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def step(self):
         self.count += 1
-        return {"pid": os.getpid(), "rank": self.rank, "setups": self.setups, "count": self.count, "part": getattr(self, "part", None)}
+        return {
+            "pid": os.getpid(),
+            "rank": self.rank,
+            "setups": self.setups,
+            "count": self.count,
+            "part": getattr(self, "part", None),
+        }
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def total(self):
         return float(self.weights.sum())
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def kind(self):
+        return type(self.weights).__name__
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def inner_total(self):
+        """The total of weights that came as a reference inside a list."""
+        return float(self.weights[0].result(30).sum())
+
+    def export(self, value, size):
+        return np.full(size, value, np.float32)
+
+    def put(self, value, size):
+        return troupe.put(np.full(size, value, np.float32))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def sleep(self, seconds):

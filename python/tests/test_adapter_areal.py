@@ -1,4 +1,5 @@
-"""troupe.adapters.areal with a stand-in of AReaL: real workers, real calls. `make adapters-check` runs AReaL's own tests with the adapter."""
+"""troupe.adapters.areal with a stand-in of AReaL: real workers, real calls. `make adapters-check` runs AReaL's own
+tests with the adapter."""
 
 import asyncio
 import json
@@ -35,18 +36,29 @@ def scheduler(areal):
 
 
 def job(areal, role, replicas, *, strategy=None, **spec):
-    return areal.api.Job(role, replicas, [areal.api.cli_args.SchedulingSpec(cpu=1, **spec)], strategy or areal.api.cli_args.SchedulingStrategy())
+    return areal.api.Job(
+        role,
+        replicas,
+        [areal.api.cli_args.SchedulingSpec(cpu=1, **spec)],
+        strategy or areal.api.cli_args.SchedulingStrategy(),
+    )
 
 
 @pytest.fixture(scope="module")
 def actor(areal, scheduler):
     """Four workers with an engine each, and a name for calls to all of them."""
-    assert scheduler.create_workers(job(areal, "actor", 4, gpu=1, env_vars={"MARK": "a=b,c"})) == [f"actor/{i}" for i in range(4)]
+    assert scheduler.create_workers(job(areal, "actor", 4, gpu=1, env_vars={"MARK": "a=b,c"})) == [
+        f"actor/{i}" for i in range(4)
+    ]
     workers = scheduler.get_workers("actor")
 
     async def setup():
-        await asyncio.gather(*[scheduler.set_worker_env(w.id, {"RANK": str(i), "WORLD_SIZE": "4"}) for i, w in enumerate(workers)])
-        await asyncio.gather(*[scheduler.create_engine(w.id, ENGINE, f"actor/{i}", config={"lr": 0.1}) for i, w in enumerate(workers)])
+        await asyncio.gather(
+            *[scheduler.set_worker_env(w.id, {"RANK": str(i), "WORLD_SIZE": "4"}) for i, w in enumerate(workers)]
+        )
+        await asyncio.gather(
+            *[scheduler.create_engine(w.id, ENGINE, f"actor/{i}", config={"lr": 0.1}) for i, w in enumerate(workers)]
+        )
 
     asyncio.run(setup())
     return workers
@@ -54,7 +66,9 @@ def actor(areal, scheduler):
 
 def call_all(scheduler, workers, method, *args, **kwargs):
     async def run():
-        calls = [scheduler.async_call_engine(w.id, method, f"actor/{i}", *args, **kwargs) for i, w in enumerate(workers)]
+        calls = [
+            scheduler.async_call_engine(w.id, method, f"actor/{i}", *args, **kwargs) for i, w in enumerate(workers)
+        ]
         return await asyncio.gather(*calls)
 
     return asyncio.run(run())
@@ -77,7 +91,7 @@ def test_roles_engines_and_environment(scheduler, actor):
     assert call_all(scheduler, actor, "environment", "RANK") == ["0", "1", "2", "3"]
     assert scheduler.call_engine("actor/2", "environment", None, "MARK") == "a=b,c"
     assert scheduler.call_engine("actor/2", "environment", "actor/2", name="CUDA_VISIBLE_DEVICES")
-    with urllib.request.urlopen(f"http://{actor[1].ip}:{actor[1].worker_ports[0]}/health", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{actor[1].ip}:{actor[1].worker_ports[0]}/health", timeout=90) as answer:
         assert json.load(answer) == {"status": "healthy", "role": "actor", "engine_count": 1, "engines": ["actor/1"]}
 
 
@@ -89,7 +103,9 @@ def test_calls_of_one_loop_turn_are_sent_together(scheduler, actor):
     shards = [Counted(), Counted()]
 
     async def by_shard():
-        return await asyncio.gather(*[scheduler.async_call_engine(w.id, "shown", f"actor/{i}", shards[i // 2]) for i, w in enumerate(actor)])
+        return await asyncio.gather(
+            *[scheduler.async_call_engine(w.id, "shown", f"actor/{i}", shards[i // 2]) for i, w in enumerate(actor)]
+        )
 
     assert asyncio.run(by_shard()) == ["'value'"] * 4
     assert [s.encoded for s in shards] == [1, 1]
@@ -99,7 +115,10 @@ def test_calls_to_one_worker_stay_in_order(scheduler, actor):
     async def run():
         calls = [scheduler.set_worker_env("actor/0", {"STEP": "1"})]
         calls += [scheduler.async_call_engine(w.id, "environment", None, "STEP") for w in actor]
-        calls += [scheduler.set_worker_env("actor/0", {"STEP": "2"}), scheduler.async_call_engine("actor/0", "environment", None, "STEP")]
+        calls += [
+            scheduler.set_worker_env("actor/0", {"STEP": "2"}),
+            scheduler.async_call_engine("actor/0", "environment", None, "STEP"),
+        ]
         return await asyncio.gather(*calls)
 
     assert asyncio.run(run()) == [None, "1", None, None, None, None, "2"]
@@ -157,7 +176,7 @@ def test_forked_roles_share_the_devices_of_their_target(areal, scheduler, actor)
     devices = [scheduler.call_engine(id, "environment", None, "CUDA_VISIBLE_DEVICES") for id in ("actor/2", "ref/2")]
     assert devices[0] == devices[1] != ""
     proxy = scheduler.get_workers("proxy")[2]
-    with urllib.request.urlopen(f"http://{proxy.ip}:{proxy.worker_ports[0]}/health", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{proxy.ip}:{proxy.worker_ports[0]}/health", timeout=90) as answer:
         told = answer.read().decode()
     assert told.startswith("--extra --host 0.0.0.0 --port ") and "--role proxy --worker-index 2" in told
     same = areal.api.cli_args.SchedulingStrategy("colocation", "actor", fork=False)

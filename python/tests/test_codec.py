@@ -7,6 +7,7 @@ import glob
 import json
 import os
 import sys
+from collections import OrderedDict
 from dataclasses import dataclass, field
 
 import msgpack
@@ -67,7 +68,22 @@ def test_values_keep_their_type(value):
     assert type(got) is type(value)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8", "bool"])
+def test_an_ordered_dict_keeps_its_order_and_attributes():
+    """As the state dict of a torch module has them. It is not pickled: its arrays can be shared."""
+    value = OrderedDict([("b", np.ones(5000)), ("a", OrderedDict([(2, "two"), ((1, 2), None)]))])
+    value._metadata = OrderedDict([("", {"version": 1})])
+    for codec in (_codec.Codec(pickle=True), _codec.Codec(pickle=False)):
+        got = round_trip(value, codec)
+        assert type(got) is OrderedDict and list(got) == ["b", "a"] and (got["b"] == 1).all()
+        assert type(got["a"]) is OrderedDict and got["a"] == value["a"]
+        assert got._metadata == value._metadata and type(got._metadata) is OrderedDict
+    assert vars(round_trip(OrderedDict())) == {}
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    ["float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8", "bool"],
+)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (0, 4), (2, 3, 4), (5000, 7)])
 def test_arrays(dtype, shape):
     value = np.arange(int(np.prod(shape))).reshape(shape).astype(dtype)
@@ -223,7 +239,12 @@ def test_fixtures_of_the_wire(path):
     value = _codec.Codec().decode(bytearray(body))
     assert read_fixtures.describe(bare(value)) == want
     again = _codec.Codec().encode(value)
-    assert read_fixtures.describe(bare(_codec.Codec().decode(bytearray(again if isinstance(again, bytes) else again.join())))) == want
+    assert (
+        read_fixtures.describe(
+            bare(_codec.Codec().decode(bytearray(again if isinstance(again, bytes) else again.join())))
+        )
+        == want
+    )
 
 
 def test_the_fixtures_are_there():

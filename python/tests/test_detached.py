@@ -25,7 +25,10 @@ ENDINGS = {
 }
 
 MADE = {
-    "cluster": 'troupe.Cluster("kept", worker_classes.BasicWorker, worker_config=troupe.WorkerConfig(world_size=2, num_gpus_per_worker=1, detached=True)).workers[0]',
+    "cluster": (
+        'troupe.Cluster("kept", worker_classes.BasicWorker, worker_config=troupe.WorkerConfig(world_size=2, '
+        "num_gpus_per_worker=1, detached=True)).workers[0]"
+    ),
     "actor": 'troupe.actor(worker_classes.BasicWorker, name="kept", detached=True)',
     "on a manager": "on_manager()",
 }
@@ -41,7 +44,7 @@ def running(pid):
 
 @pytest.mark.parametrize(
     ("made", "ending"),
-    [("cluster", e) for e in ENDINGS] + [("actor", e) for e in ("normally", "with an exception", "by SIGINT", "by SIGKILL")]
+    [("cluster", e) for e in ENDINGS] + [("actor", e) for e in ("normally", "by SIGINT")]
     + [("on a manager", "normally"), ("on a manager", "by SIGKILL")],
 )  # fmt: skip
 def test_a_detached_role_outlives_its_driver(script, made, ending):
@@ -69,12 +72,12 @@ def test_a_detached_role_outlives_its_driver(script, made, ending):
         assert pid, driver.stderr.read()
         if signalled:
             driver.send_signal(how)
-        _, err = driver.communicate(timeout=40)
+        _, err = driver.communicate(timeout=90)
         assert "troupe: at exit" not in err, err
         after = script(
             """
             import time, troupe
-            end = time.monotonic() + 40
+            end = time.monotonic() + 80
             while True:  # until the driver's other role is known to be over, and so the driver to be gone
                 try:
                     troupe.Cluster.attach("owned")
@@ -88,15 +91,23 @@ def test_a_detached_role_outlives_its_driver(script, made, ending):
             print(kept.workers[0].pid())
             print(kept.execute_all_sync("echo", "still here")[0])
             """,
-            timeout=60,
         )
         assert after.stdout.split("\n")[:2] == [str(pid), "still here"], (after.stdout, after.stderr, err)
         assert running(pid)
     finally:
         driver.kill()
         driver.communicate()
-        script('import troupe\ntroupe.Cluster.attach("kept").shutdown()\n', check=False)
-    gone = script('import troupe\ntry:\n    troupe.Cluster.attach("kept")\nexcept troupe.NotFoundError:\n    print("gone")\n')
+        gone = script(
+            """
+            import troupe
+            troupe.Cluster.attach("kept").shutdown()
+            try:
+                troupe.Cluster.attach("kept")
+            except troupe.NotFoundError:
+                print("gone")
+            """,
+            check=False,
+        )
     assert gone.stdout.strip() == "gone"
     assert not running(pid)
 

@@ -1,4 +1,5 @@
-"""Tensors on a device: how they travel, when their producer drops them, and which way is taken when the shortest is closed."""
+"""Tensors on a device: how they travel, when their producer drops them, and which way is taken when the shortest is
+closed."""
 
 import dataclasses
 import gc
@@ -40,7 +41,10 @@ class Holder:
         return self.weights
 
     def several(self, n, size=MIB):
-        return Pair([self.device.device_array(np.full(size, i, np.uint8)) for i in range(n)], {"small": self.device.device_array(np.arange(10))})
+        return Pair(
+            [self.device.device_array(np.full(size, i % 256, np.uint8)) for i in range(n)],
+            {"small": self.device.device_array(np.arange(10))},
+        )
 
     def change(self, value):
         self.weights[...] = value
@@ -75,7 +79,14 @@ class Holder:
 
     def push_parts(self, to, rows):
         parts = self.device.device_array(np.arange(rows * MIB, dtype=np.uint32).astype(np.uint8).reshape(rows, MIB))
-        return to.kinds(parts, Pair(self.device.device_array(np.zeros(MIB, np.uint8)), None))
+        both = Pair(self.device.device_array(np.zeros(MIB, np.uint8)), None)
+        return to.kinds(parts, troupe.Broadcast(both))
+
+    def push_small_parts(self, to, rows):
+        size = 512 << 10
+        parts = self.device.device_array(np.arange(rows * size, dtype=np.uint32).astype(np.uint8).reshape(rows, size))
+        whole = Pair(self.device.device_array(np.zeros(size, np.uint8)), None)
+        return to.kinds(list(parts), troupe.Broadcast(whole))
 
     def put(self, n=2 * MIB, value=4):
         self.weights = self.device.device_array(np.full(n, value, np.uint8))
@@ -96,15 +107,19 @@ class Holder:
         gc.collect()
         lender = _device._lender
         return {
-            **_device.counters, "kept": _device.count(), "readers": len(lender._readers) if lender else 0, "why": _device.last_refusal,
-            "registered": self.device.registered, "socket": lender.path if lender else "",
+            **_device.counters,
+            "kept": _device.count(),
+            "readers": len(lender._readers) if lender else 0,
+            "why": _device.last_refusal,
+            "registered": self.device.registered,
+            "socket": lender.path if lender else "",
         }
 
     def pid(self):
         return os.getpid()
 
 
-def until(holds, patience=20.0):
+def until(holds, patience=90.0):
     end = time.monotonic() + patience
     while not holds():
         assert time.monotonic() < end, "it did not come true"
@@ -174,7 +189,7 @@ def test_the_producer_keeps_it_until_every_reader_has_dropped_it(producer, recei
     receiver.drop()
     began = time.monotonic()
     until(lambda: producer.counts()["kept"] == 0)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 20
 
 
 def test_in_place_without_any_copy(producer, receiver):
@@ -192,7 +207,9 @@ def test_in_place_without_any_copy(producer, receiver):
 def test_a_process_without_a_device_gets_memory(producer):
     before = dict(_device.counters)
     got = producer.make()
-    assert type(got) is np.ndarray and got.flags.writeable and np.array_equal(got[:300], (np.arange(300) + 1).astype("u1"))
+    assert (
+        type(got) is np.ndarray and got.flags.writeable and np.array_equal(got[:300], (np.arange(300) + 1).astype("u1"))
+    )
     future = producer.make.remote(3 * MIB, 2)
     assert future.result().nbytes == 3 * MIB and future[0].result()[0] == 2
     assert _device.counters["staged"] - before["staged"] == 2 and _device.counters["lent"] == before["lent"]
@@ -202,7 +219,9 @@ def test_other_devices_and_closed_ways(producer, receiver, elsewhere):
     want = ("DeviceArray", crc())
     before = elsewhere.counts()
     assert elsewhere.crc(producer.make.remote()) == want
-    assert grown(elsewhere, before, "staged", "bus") == [1, 0] and "does not see the device" in elsewhere.counts()["why"]
+    assert (
+        grown(elsewhere, before, "staged", "bus") == [1, 0] and "does not see the device" in elsewhere.counts()["why"]
+    )
     assert elsewhere.counts()["registered"] == 1 and producer.counts()["registered"] >= 1
 
     before = receiver.counts()
@@ -246,8 +265,8 @@ def test_arguments_that_are_cut(producer):
     pair = troupe.Cluster("pair", Holder, None, troupe.WorkerConfig(world_size=2))
     try:
         assert producer.push_parts(pair, 4) == [("DeviceArray", 1, "DeviceArray")] * 4
-        assert [c["opened"] for c in pair.counts()] == [2, 2]
-        assert grown(producer, before, "lent") == [3], "two parts, and once what both get"
+        assert [c["opened"] for c in pair.counts()] == [1, 1]
+        assert grown(producer, before, "lent") == [2], "a block for each part"
     finally:
         pair.shutdown()
 
@@ -281,7 +300,43 @@ def test_several_in_one_result(producer, receiver):
     assert receiver.sums(made) == ([0, 1, 2, 3, 4], ["DeviceArray"] * 5, 45)
     got = made.result()
     assert [int(x[5]) for x in got.left] == [0, 1, 2, 3, 4] and got.right["small"].sum() == 45
-    assert grown(receiver, before, "opened") == [5] and producer.counts()["kept"] == 5
+    assert grown(receiver, before, "opened") == [1] and producer.counts()["kept"] == 1, "in one block"
+
+
+def test_many_small_tensors_stay_on_the_device_in_blocks(producer, receiver, elsewhere):
+    """A state dict of small tensors is lent as a few blocks, by each way, to any number of receivers."""
+    made = producer.several.remote(300, 200 << 10)  # 60 MB
+    want = ([i % 256 for i in range(300)], ["DeviceArray"] * 300, 45)
+    before = {r: r.counts() for r in (receiver, elsewhere)}
+    for way, counts in (("", [1, 0, 0]), ("host", [0, 1, 0]), ("bus", [0, 0, 1])):
+        receiver.cluster.set_env({"TROUPE_DEVICE": way})
+        before = receiver.counts()
+        assert receiver.sums(made) == want
+        assert grown(receiver, before, "opened", "staged", "bus") == counts
+    receiver.cluster.set_env({"TROUPE_DEVICE": ""})
+    assert elsewhere.sums(made) == want and producer.counts()["kept"] == 1
+    got = made.result()
+    assert [int(x[-1]) for x in got.left] == want[0] and got.right["small"].tolist() == list(range(10))
+    assert type(got.left[0]) is np.ndarray and got.left[0].flags.writeable, "in memory, where there is no device"
+    del made, got
+    before = producer.counts()
+    several = producer.several.remote(5, 20 * MIB)
+    assert receiver.sums(several)[0] == list(range(5)), "tensors of 20 MiB are lent by themselves"
+    assert grown(producer, before, "lent") == [5]
+    del several
+    producer.set(full=True)
+    assert receiver.sums(producer.several.remote(30, 200 << 10))[1] == ["ndarray"] * 30, "no memory for a block"
+    producer.set(full=False)
+
+
+def test_small_tensors_of_cut_arguments(producer):
+    pair = troupe.Cluster("smalls", Holder, None, troupe.WorkerConfig(world_size=2))
+    try:
+        before = producer.counts()
+        assert producer.push_small_parts(pair, 6) == [("list", 1, "DeviceArray")] * 6
+        assert grown(producer, before, "lent") == [2], "a block for each part"
+    finally:
+        pair.shutdown()
 
 
 def test_a_killed_receiver_releases_what_it_had(producer):
@@ -337,7 +392,12 @@ def test_strangers_do_no_harm(producer, elsewhere):
     until(lambda: producer.counts()["readers"] == readers)
     assert elsewhere.crc(producer.make.remote()) == ("DeviceArray", crc())
     codec = _device._codec.Codec()
-    for fields in ({}, {"owner": 1}, {"owner": "x", "id": 1, "dtype": "uint8", "shape": [-5], "socket": ""}, {"owner": "x", "id": 1, "dtype": "odd", "shape": [], "socket": ""}):
+    for fields in (
+        {},
+        {"owner": 1},
+        {"owner": "x", "id": 1, "dtype": "uint8", "shape": [-5], "socket": ""},
+        {"owner": "x", "id": 1, "dtype": "odd", "shape": [], "socket": ""},
+    ):
         with pytest.raises(troupe.MalformedError):
             _device.receive(codec, fields)
 

@@ -1,6 +1,7 @@
 """What the caller of a method that raised can catch and read."""
 
 import asyncio
+import builtins
 import os
 import pickle
 import subprocess
@@ -11,8 +12,14 @@ import pytest
 
 import remote_errors
 import troupe
+from troupe import _errors
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def _is_plain(kind):
+    """Whether a name of builtins is an exception that a caller may catch."""
+    return isinstance(kind, type) and issubclass(kind, Exception)
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +43,12 @@ def test_the_original_type_catches_a_remote_exception(raising):
 def test_every_way_to_call_raises_the_original_type(raising, way):
     h = raising.workers[1]
     ways = {
-        "call": h.key_error, "remote": lambda: h.key_error.remote().result(), "all": lambda: raising.execute_all_sync("key_error"),
-        "await": lambda: asyncio.run(awaited(h.key_error.remote())), "get": lambda: troupe.get([h.key_error.remote(), h.key_error.remote()]),
-    }  # fmt: skip
+        "call": h.key_error,
+        "remote": lambda: h.key_error.remote().result(),
+        "all": lambda: raising.execute_all_sync("key_error"),
+        "await": lambda: asyncio.run(awaited(h.key_error.remote())),
+        "get": lambda: troupe.get([h.key_error.remote(), h.key_error.remote()]),
+    }
     with pytest.raises(KeyError) as e:
         ways[way]()
     assert e.value.args == ("k",), "unchanged"
@@ -59,6 +69,31 @@ def test_constructors_attributes_and_causes_survive(raising):
     assert (e.value.errno, e.value.filename) == (2, "/nonexistent/file")
 
 
+@pytest.mark.parametrize("method", ["no_memory", "no_memory_for_an_array"])
+def test_a_lack_of_memory_is_a_memory_error(raising, method):
+    with pytest.raises(MemoryError) as e:
+        getattr(raising.workers[0], method)()
+    err = e.value
+    assert isinstance(err, troupe.ApplicationError) and isinstance(err, type(err.original))
+    assert isinstance(pickle.loads(pickle.dumps(err)), MemoryError)
+    if method == "no_memory_for_an_array":
+        assert err.shape == (1 << 45,) and "Unable to allocate" in str(err)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    sorted((k for k in vars(builtins).values() if _is_plain(k)), key=lambda k: k.__name__),
+    ids=lambda k: k.__name__,
+)
+def test_every_built_in_exception_is_rebuilt(kind):
+    args = ("one", [ValueError("inside")]) if "Group" in kind.__name__ else ("one", 2)
+    for raised in (kind, type("Derived", (kind,), {"__module__": __name__})):
+        error = _errors.ApplicationError("why", details={"type": raised.__qualname__, "module": raised.__module__})
+        made = _errors.with_original(error, _errors._new(raised, args))
+        assert isinstance(made, raised) and isinstance(made, troupe.ApplicationError), made
+        assert made.args == args and str(made._again()) == str(made)
+
+
 def test_a_second_hop_keeps_the_type(raising):
     a, b = raising.workers
     with pytest.raises(remote_errors.Custom) as e:
@@ -70,9 +105,13 @@ def test_what_cannot_be_rebuilt_is_named(raising):
     with pytest.raises(ValueError, match=r"argument 2 of ValueError, a lock, could not be sent") as e:
         raising.workers[0].lock_argument()
     assert e.value.args[0] == "holds a lock"
-    with pytest.raises(troupe.ApplicationError, match=r"Made: known there \(its type module_of_the_worker.Made is not known here\)"):
+    with pytest.raises(
+        troupe.ApplicationError, match=r"Made: known there \(its type module_of_the_worker.Made is not known here\)"
+    ):
         raising.workers[0].unknown_type()
-    with pytest.raises(troupe.ApplicationError, match="`except Slotted` does not catch this: this class has no subclasses") as e:
+    with pytest.raises(
+        troupe.ApplicationError, match="`except Slotted` does not catch this: this class has no subclasses"
+    ) as e:
         raising.workers[0].no_subclass()
     assert isinstance(e.value.__cause__, remote_errors.Slotted)
 

@@ -10,7 +10,14 @@ EXAMPLES = os.path.join(conftest.ROOT, "examples", "python")
 
 
 def run(name, *args, cwd):
-    return subprocess.run([sys.executable, os.path.join(EXAMPLES, name), *args], capture_output=True, text=True, timeout=60, cwd=cwd, check=True).stdout
+    return subprocess.run(
+        [sys.executable, os.path.join(EXAMPLES, name), *args],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=cwd,
+        check=True,
+    ).stdout
 
 
 def test_the_reference_example(tmp_path):

@@ -22,12 +22,22 @@ class Probe(troupe.Worker):
         import numpy
 
         return {
-            "pid": os.getpid(), "parent": os.getppid(), "session": os.getsid(0), "rank": os.environ["RANK"], "marker": os.environ["TROUPE_WORKER"],
-            "forked": was_forked(os.getpid()), "cwd": os.getcwd(), "path": sys.path[0], "argv": sys.argv[1:], "own": os.environ.get("OWN"),
-            "random": (random.random(), float(numpy.random.random())), "warm": "warm_module" in sys.modules,
-            "shown": f"TROUPE_WORKER={os.environ['TROUPE_WORKER']}".encode() in pathlib.Path("/proc/self/environ").read_bytes().split(b"\0"),
+            "pid": os.getpid(),
+            "parent": os.getppid(),
+            "session": os.getsid(0),
+            "rank": os.environ["RANK"],
+            "marker": os.environ["TROUPE_WORKER"],
+            "forked": was_forked(os.getpid()),
+            "cwd": os.getcwd(),
+            "path": sys.path[0],
+            "argv": sys.argv[1:],
+            "own": os.environ.get("OWN"),
+            "random": (random.random(), float(numpy.random.random())),
+            "warm": "warm_module" in sys.modules,
+            "shown": f"TROUPE_WORKER={os.environ['TROUPE_WORKER']}".encode()
+            in pathlib.Path("/proc/self/environ").read_bytes().split(b"\0"),
             "blas": float((numpy.ones((300, 300)) @ numpy.ones((300, 300)))[0, 0]),
-        }  # fmt: skip
+        }
 
     def leave(self, code):
         sys.exit(code)
@@ -53,7 +63,11 @@ def servers(agent):
     found = []
     for name in os.listdir("/proc"):
         try:
-            if name.isdigit() and parent_of(name) == agent and b"--fork-server" in pathlib.Path(f"/proc/{name}/cmdline").read_bytes():
+            if (
+                name.isdigit()
+                and parent_of(name) == agent
+                and b"--fork-server" in pathlib.Path(f"/proc/{name}/cmdline").read_bytes()
+            ):
                 found.append(int(name))
         except OSError:
             continue
@@ -76,7 +90,9 @@ def until(condition, what):
 
 
 def test_a_forked_worker_is_as_a_started_one(session):
-    config = troupe.WorkerConfig(world_size=4, env={"OWN": "value"})  # two on each node: one alone would not wait for a fork server
+    config = troupe.WorkerConfig(
+        world_size=4, env={"OWN": "value"}
+    )  # two on each node: one alone would not wait for a fork server
     with troupe.Cluster("forked", Probe, worker_config=config) as cluster:
         a, b, *others = (h.about() for h in cluster.workers)
         assert (a["forked"], b["forked"]) == (True, True)
@@ -97,7 +113,9 @@ def test_a_forked_worker_is_as_a_started_one(session):
 
 
 def test_an_environment_of_its_own_is_set_before_the_interpreter_starts(session):
-    with troupe.Cluster("ranks", Probe, worker_config=troupe.WorkerConfig(world_size=2, env=[{"OWN": "a"}, {"OWN": "b"}])) as cluster:
+    with troupe.Cluster(
+        "ranks", Probe, worker_config=troupe.WorkerConfig(world_size=2, env=[{"OWN": "a"}, {"OWN": "b"}])
+    ) as cluster:
         assert [(h.about()["own"], h.about()["forked"]) for h in cluster.workers] == [("a", False), ("b", False)]
 
 
@@ -108,13 +126,21 @@ def test_fork_can_be_turned_off(session, monkeypatch):
 
 
 def test_warm_modules(session, monkeypatch, tmp_path):
-    (tmp_path / "warm_module.py").write_text("import os\nprint('imported by', os.getpid(), flush=True)\nPID = os.getpid()\n")
+    (tmp_path / "warm_module.py").write_text(
+        "import os\nprint('imported by', os.getpid(), flush=True)\nPID = os.getpid()\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
-    with troupe.Cluster("warm", Probe, worker_config=troupe.WorkerConfig(world_size=1, warm=["warm_module"])) as cluster:
+    with troupe.Cluster(
+        "warm", Probe, worker_config=troupe.WorkerConfig(world_size=1, warm=["warm_module"])
+    ) as cluster:
         about = cluster.workers[0].about()
         assert about["warm"] and about["forked"]
-    (tmp_path / "threaded.py").write_text("import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n")
-    with troupe.Cluster("threaded", Probe, worker_config=troupe.WorkerConfig(world_size=1, warm=["threaded"])) as cluster:
+    (tmp_path / "threaded.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+    )
+    with troupe.Cluster(
+        "threaded", Probe, worker_config=troupe.WorkerConfig(world_size=1, warm=["threaded"])
+    ) as cluster:
         assert not cluster.workers[0].about()["forked"]
 
 

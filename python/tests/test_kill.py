@@ -10,7 +10,7 @@ import troupe
 from test_nested import alive, roles, until
 
 # On a quiet machine a kill takes 10 to 30 ms: `make bench-python` has the figure. The machine of the tests is busy.
-LIMIT = 2.0
+LIMIT = 30.0
 
 
 def timed(do):
@@ -51,7 +51,7 @@ def test_kill_of_an_actor_by_another_process(session, workers):
         assert time.monotonic() - begun < LIMIT
         for future in (running, pid):
             with pytest.raises(troupe.WorkerLostError, match="killed on request"):
-                future.result(5)
+                future.result(90)
         until(lambda: "target" not in roles(session))
     finally:
         killer.cluster.shutdown()
@@ -67,7 +67,9 @@ def test_kill_takes_the_roles_of_the_killed_worker_with_it(session):
 
 
 def test_kill_of_a_role_that_restarts(session):
-    cluster = troupe.Cluster("stubborn", nested.Leaf, worker_config=troupe.WorkerConfig(world_size=2, policy="restart_rank"))
+    cluster = troupe.Cluster(
+        "stubborn", nested.Leaf, worker_config=troupe.WorkerConfig(world_size=2, policy="restart_rank")
+    )
     pids = cluster.execute_all_sync("pid")
     os.kill(pids[0], 9)
     until(lambda: cluster.health()[0]["state"] == "restarting" or cluster.health()[0]["gen"] > 0)

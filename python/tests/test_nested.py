@@ -9,7 +9,7 @@ import pytest
 import nested
 import troupe
 
-LIMIT = 5.0  # seconds within which everything ends on a busy machine; on a quiet one it takes a tenth of a second
+LIMIT = 60.0  # seconds within which everything ends on a busy machine; on a quiet one it takes a tenth of a second
 
 
 def alive(pid):
@@ -24,7 +24,7 @@ def roles(session):
     return {r["name"] for r in session.core.ask("roles", runtime=session.id).get()}
 
 
-def until(condition, limit=LIMIT):
+def until(condition, limit=90.0):
     """Waits for the condition; the seconds that took."""
     begun = time.monotonic()
     while not condition():
@@ -88,8 +88,8 @@ def test_a_killed_driver_takes_all_levels_with_it(script, session):
         pids = [int(p) for p in driver.stdout.readline().split()]
         assert len(pids) == 4, driver.stderr.read()
         driver.send_signal(signal.SIGKILL)
-        driver.wait(10)
-        until(lambda: not any(map(alive, pids)), 10)
+        driver.wait(90)
+        until(lambda: not any(map(alive, pids)))
     finally:
         driver.kill()
         driver.communicate()

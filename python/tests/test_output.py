@@ -11,7 +11,8 @@ import textwrap
 import pytest
 
 import troupe
-from test_notebook import Notebook
+from conftest import said
+from test_notebook import notebook
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
@@ -44,22 +45,32 @@ def lines_of(text):
 
 
 def test_lines_have_role_and_rank_and_equal_ones_are_merged(script):
-    p = script(START + """
+    p = script(
+        START
+        + """
 c = cluster(3)
 c.execute_all_sync("say", "printed by {rank}")
 c.execute_all_sync("say", "the same")
 c.execute_all_sync("say", "oops {rank}\\x1b[2J", "stderr")
 c.shutdown()
-""")
+"""
+    )
     assert lines_of(p.stderr) == [f"train[{r}] oops {r}\x1b[2J" for r in range(3)]
-    assert [line for line in lines_of(p.stdout) if "printed" in line] == [f"train[{r}] printed by {r}" for r in range(3)]
+    assert [line for line in lines_of(p.stdout) if "printed" in line] == [
+        f"train[{r}] printed by {r}" for r in range(3)
+    ]
     same = [line for line in lines_of(p.stdout) if "same" in line]
     assert len(same) == 2 and sum("[and 2 more ranks]" in line for line in same) == 1
 
 
-@pytest.mark.parametrize(("mode", "shown"), [("none", ["last words", "oops"]), ("errors", ["last words", "oops"]), ("all", ["hello", "last words", "oops"])])
+@pytest.mark.parametrize(
+    ("mode", "shown"),
+    [("none", ["last words", "oops"]), ("errors", ["last words", "oops"]), ("all", ["hello", "last words", "oops"])],
+)
 def test_modes_and_the_last_words_of_a_worker(script, mode, shown):
-    p = script(START + f"""
+    p = script(
+        START
+        + f"""
 troupe.init(output={mode!r})
 c = cluster(2)
 c.workers[1].say("hello")
@@ -68,28 +79,37 @@ try:
     c.workers[1].die("last words")
 except troupe.WorkerLostError:
     print("lost")
-""")
+"""
+    )
     assert lines_of(p.stdout + p.stderr) == ["lost"] + [f"train[1] {text}" for text in shown]
 
 
 def test_a_role_and_an_actor_have_a_setting_of_their_own(script):
-    p = script(START + """
+    p = script(
+        START
+        + """
 c = cluster(1, output="none")
 c.workers[0].say("hidden")
 a = troupe.actor(W, name="one", output="raw")
 a.say("as it is")
-""", env={"TROUPE_OUTPUT": "errors"})
-    assert p.stdout == "as it is\n" and p.stderr == ""
+""",
+        env={"TROUPE_OUTPUT": "errors"},
+    )
+    assert p.stdout == "as it is\n" and said(p.stderr) == ""
 
 
 def test_unknown_modes_are_refused():
     for make in (lambda: troupe.init(output="erors"), lambda: troupe.WorkerConfig(output="erors")):
-        with pytest.raises(troupe.InvalidError, match="output='erors' is none of all, errors, none, raw; did you mean 'errors'"):
+        with pytest.raises(
+            troupe.InvalidError, match="output='erors' is none of all, errors, none, raw; did you mean 'errors'"
+        ):
             make()
 
 
 def test_raw_output_is_complete_also_when_the_driver_reads_slowly(script):
-    p = script(START + """
+    p = script(
+        START
+        + """
 import io
 class Slow(io.TextIOBase):
     def __init__(self, out):
@@ -105,7 +125,9 @@ c = cluster(3)
 c.execute_all_sync("count", 40_000)
 c.execute_all_sync("say", "\\x1b[31m\\r50%\\r100%")
 troupe.shutdown()
-""", timeout=60)
+""",
+        timeout=60,
+    )
     for rank in range(3):
         mine = [line for line in p.stdout.split("\n") if line.startswith(f"rank {rank} ")]
         assert mine == [f"rank {rank} line {i} " + 50 * "x" for i in range(40_000)]
@@ -137,15 +159,22 @@ troupe.actor(Parent, name="parent").run()
 troupe.shutdown()
 """)
     lines = p.stdout.splitlines()
-    assert (lines.count("left and left"), lines.count("right and right"), lines[4000:]) == (2000, 2000, ["no end of line"])
+    assert (lines.count("left and left"), lines.count("right and right"), lines[4000:]) == (
+        2000,
+        2000,
+        ["no end of line"],
+    )
 
 
 def test_too_many_lines_are_counted(script):
-    p = script(START + """
+    p = script(
+        START
+        + """
 c = cluster(2)
 c.execute_all_sync("count", 20_000)
 c.shutdown()
-""")
+"""
+    )
     shown = len(re.findall(r"^train\[\d\] rank", p.stdout, re.M))
     left_out = sum(int(n) for n in re.findall(r"\[(\d+) lines left out", p.stderr))
     assert shown + left_out == 40_000 and 1000 <= shown < 10_000
@@ -153,11 +182,22 @@ c.shutdown()
 
 def test_a_terminal_gets_colours_and_no_control_characters(session, tmp_path):
     path = tmp_path / "driver.py"
-    path.write_text(textwrap.dedent(START + """
+    path.write_text(
+        textwrap.dedent(
+            START
+            + """
 c = cluster(1)
 c.workers[0].say("title \\x1b]0;x\\x07 done")
-"""))
-    env = {**os.environ, "TROUPE_URL": session.url, "TROUPE_TOKEN_FILE": session.head.token_file, "TROUPE_NAMESPACE": "script", "TERM": "xterm"}
+"""
+        )
+    )
+    env = {
+        **os.environ,
+        "TROUPE_URL": session.url,
+        "TROUPE_TOKEN_FILE": session.head.token_file,
+        "TROUPE_NAMESPACE": "script",
+        "TERM": "xterm",
+    }
     pid, fd = pty.fork()
     if pid == 0:
         os.execve(sys.executable, [sys.executable, str(path)], env)
@@ -175,38 +215,52 @@ c.workers[0].say("title \\x1b]0;x\\x07 done")
     assert re.search(rb"\x1b\[\d+mtrain\[0\]\x1b\[0m title \\x1b\]0;x\\x07 done\r\n", text), text
 
 
-async def in_notebook():
-    book = Notebook()
-    async with book.client.async_setup_kernel():
+def test_a_notebook_shows_what_its_workers_print():
+    async def main(book):
         await book.cell(START + "c = cluster(2)")
         shown = await book.cell("c.execute_all_sync('say', 'from rank {rank}'); time.sleep(0.5)")
+        assert "train[0] from rank 0\n" in shown and "train[1] from rank 1\n" in shown
         await book.cell("troupe.shutdown()")
-    return shown
 
-
-def test_a_notebook_shows_what_its_workers_print():
-    import asyncio
-
-    shown = asyncio.run(in_notebook())
-    assert "train[0] from rank 0\n" in shown and "train[1] from rank 1\n" in shown
+    notebook(main)
 
 
 def driver(tmp_path, text, *command):
     """Runs a script with a private head, or by a command, and a state folder of its own."""
     path = tmp_path / "driver.py"
     path.write_text(textwrap.dedent(START + text))
-    env = {**{k: v for k, v in os.environ.items() if not k.startswith("TROUPE_")}, "XDG_STATE_HOME": str(tmp_path / "state"), "PROGRAM": PROGRAM}
-    return subprocess.run([*command, sys.executable, str(path)], capture_output=True, text=True, timeout=60, env=env), env
+    env = {
+        **{k: v for k, v in os.environ.items() if not k.startswith("TROUPE_")},
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+        "PROGRAM": PROGRAM,
+    }
+    return subprocess.run(
+        [*command, sys.executable, str(path)], capture_output=True, text=True, timeout=60, env=env
+    ), env
 
 
 def test_launch_shows_it_too(tmp_path):
-    p, _ = driver(tmp_path, "c = cluster(2)\nc.execute_all_sync('say', 'from rank {rank}')\n", PROGRAM, "launch", "--rank", "0", "--world", "1", "--gpus", "none", "--")
+    p, _ = driver(
+        tmp_path,
+        "c = cluster(2)\nc.execute_all_sync('say', 'from rank {rank}')\n",
+        PROGRAM,
+        "launch",
+        "--rank",
+        "0",
+        "--world",
+        "1",
+        "--gpus",
+        "none",
+        "--",
+    )
     assert p.returncode == 0, p.stderr
     assert lines_of(p.stdout) == ["train[0] from rank 0", "train[1] from rank 1"]
 
 
 def test_commands_find_a_private_head_and_its_logs_are_kept(tmp_path):
-    p, env = driver(tmp_path, """
+    p, env = driver(
+        tmp_path,
+        """
 import subprocess
 troupe.init(gpus="none", output="none")
 c = cluster(2)
@@ -216,7 +270,8 @@ print(run("status"))
 while run("logs", "train").count("from rank") < 2:
     time.sleep(0.02)
 print(run("status", "--json", "--run", str(os.getpid())))
-""")
+""",
+    )
     assert p.returncode == 0, p.stderr
     assert re.search(r"RUN    \d{8}-\d{6}-\d+, a private head of \S+ driver.py\[\d+\], for \S+ \(this one\)", p.stdout)
     view = json.loads(p.stdout.strip().splitlines()[-1])
@@ -234,8 +289,23 @@ print(run("status", "--json", "--run", str(os.getpid())))
 
 def test_calls_are_not_slowed_down_by_output():
     """The short version of `make bench-output`; the bound is for machines that do other things too."""
-    bench = [sys.executable, os.path.join(ROOT, "benchmarks", "python", "output.py"), "--ranks", "8", "--rounds", "3", "--seconds", "0.4"]
-    p = subprocess.run(bench, capture_output=True, text=True, timeout=60, env={k: v for k, v in os.environ.items() if not k.startswith("TROUPE_")})
+    bench = [
+        sys.executable,
+        os.path.join(ROOT, "benchmarks", "python", "output.py"),
+        "--ranks",
+        "8",
+        "--rounds",
+        "3",
+        "--seconds",
+        "0.4",
+    ]
+    p = subprocess.run(
+        bench,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={k: v for k, v in os.environ.items() if not k.startswith("TROUPE_")},
+    )
     assert p.returncode == 0, p.stderr
     row = json.loads(p.stdout.splitlines()[-1])
     assert row["lines_per_second"] > 4000, row

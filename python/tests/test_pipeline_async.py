@@ -9,7 +9,10 @@ import pipeline_functions
 import troupe
 from troupe import Stage, Stream
 
-STREAMS = {"in": Stream(items=4, bytes="1MiB"), "out": Stream(sink=True, bytes="1MiB")}  # of so many pipelines, none needs much
+STREAMS = {
+    "in": Stream(items=4, bytes="1MiB"),
+    "out": Stream(sink=True, bytes="1MiB"),
+}  # of so many pipelines, none needs much
 
 
 def stages(**more):
@@ -34,16 +37,20 @@ def test_all_of_it_can_be_awaited():
             await p.abort("i3", blocking=False)
             await p.resume("double", blocking=False)
             await full
-            async with p.taking("out", 1, timeout=10) as items:
+            async with p.taking("out", 1, timeout=90) as items:
                 got = [item.value for item in items]
             with pytest.raises(KeyError):
-                async with p.taking("out", 1, timeout=10) as items:
+                async with p.taking("out", 1, timeout=90) as items:
                     raise KeyError(items[0].value)
-            await p.drain(timeout=20, blocking=False)
+            await p.drain(timeout=90, blocking=False)
             while items := await p.take("out", 10, timeout=0, blocking=False):
                 got += [item.value for item in items]
             assert sorted(got) == [0, 2, 4, 8]
-            assert await p.dead(blocking=False) == [] and await p.retry_dead(blocking=False) == 0 and await p.drop_dead(blocking=False) == 0
+            assert (
+                await p.dead(blocking=False) == []
+                and await p.retry_dead(blocking=False) == 0
+                and await p.drop_dead(blocking=False) == 0
+            )
 
     asyncio.run(main())
 
@@ -53,9 +60,9 @@ def test_methods_block_inside_a_running_loop():
         p = troupe.Pipeline("blocks", STREAMS, stages())
         p.put("in", 1)
         p.put_many("in", [2, 3])
-        with p.taking("out", timeout=10) as items:
+        with p.taking("out", timeout=90) as items:
             assert len(items) == 1
-        assert len(p.take("out", 2, timeout=10)) >= 1 and p.stats()["name"] == "blocks"
+        assert len(p.take("out", 2, timeout=90)) >= 1 and p.stats()["name"] == "blocks"
         p.pause("double")
         p.set_version(1)
         p.close()
@@ -71,7 +78,7 @@ def test_a_pipeline_is_open_when_it_has_been_awaited():
         p = troupe.Pipeline("early", STREAMS, stages())
         async with p, await troupe.Pipeline.attach("early") as other:
             await other.put("in", 21, blocking=False)
-            assert [item.value for item in await p.take("out", timeout=10, blocking=False)] == [42]
+            assert [item.value for item in await p.take("out", timeout=90, blocking=False)] == [42]
         with pytest.raises(troupe.InvalidError, match="no stage reads"):
             await troupe.Pipeline("bad", {"lost": {}}, {})
 
@@ -87,7 +94,7 @@ def test_a_take_that_is_given_up_takes_nothing():
             with pytest.raises(asyncio.CancelledError):
                 await waiting
             await p.put("in", 1, blocking=False)
-            assert [item.value for item in await p.take("out", timeout=10, blocking=False)] == [2]
+            assert [item.value for item in await p.take("out", timeout=90, blocking=False)] == [2]
 
     asyncio.run(main())
 
@@ -97,10 +104,10 @@ def test_futures_of_threads():
         taken = p.take("out", 1, blocking=False)
         assert not taken.done()
         puts = [p.put("in", i, blocking=False) for i in range(10)]
-        assert troupe.get(puts, timeout=10) == [None] * 10
-        assert len(taken.result(10)) == 1
+        assert troupe.get(puts, timeout=90) == [None] * 10
+        assert len(taken.result(90)) == 1
         with pytest.raises(troupe.NotFoundError, match="has no stage"):
-            p.pause("duble", blocking=False).result(10)
+            p.pause("duble", blocking=False).result(90)
 
 
 def test_functions_and_the_loop_of_the_driver():
@@ -120,7 +127,7 @@ def test_functions_and_the_loop_of_the_driver():
         line = {"where": Stage(where, in_="in", out="mid"), "slow": Stage(slow, in_="mid", out="out")}
         async with troupe.Pipeline("threads", streams, line) as p:
             await p.put("in", 1, blocking=False)
-            (item,) = await p.take("out", timeout=10, blocking=False)
+            (item,) = await p.take("out", timeout=90, blocking=False)
             assert threading.current_thread().name not in item.value
 
     asyncio.run(main())

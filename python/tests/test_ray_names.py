@@ -1,5 +1,6 @@
 """Names that drivers know from Ray, and how a driver finds a head."""
 
+import asyncio
 import json
 import os
 import shutil
@@ -32,6 +33,24 @@ def fails():
 
 
 @troupe.remote
+def count(n):
+    yield from range(n)
+
+
+@troupe.remote
+async def count_async(n):
+    for i in range(n):
+        await asyncio.sleep(0)
+        yield i
+
+
+@troupe.remote
+def fails_after(n):
+    yield from range(n)
+    raise LookupError("in the middle")
+
+
+@troupe.remote
 class Counter:
     def __init__(self, start, name="none"):
         self.n = start
@@ -48,16 +67,36 @@ def test_remote_functions_run_on_a_pool(session):
     assert troupe.get(divide.remote(7, 2)) == [3, 1]
     assert troupe.get(square.remote(troupe.get(divide.options().remote(9, 2))[0]))[0] == 16
     with pytest.raises(LookupError):
-        fails.remote().result(20)
+        fails.remote().result(90)
     with pytest.raises(troupe.InvalidError, match=r"square.remote"):
         square(3)
     with pytest.raises(troupe.InvalidError, match="num_gpus"):
         troupe.remote(num_gpus=1)(lambda: 1)
 
 
+def test_a_remote_function_that_yields_gives_its_values(session):
+    for f in (count, count_async):
+        assert list(f.remote(3)) == [0, 1, 2]
+        many = [f.remote(50) for _ in range(5)]
+        assert [list(m) for m in many] == [list(range(50))] * 5
+
+        async def main(f=f):
+            return [x async for x in f.remote(20)]
+
+        assert asyncio.run(main()) == list(range(20))
+        with f.remote(1000).result(30) as stream:  # left early
+            assert [next(stream), next(stream)] == [0, 1]
+    got = []
+    with pytest.raises(LookupError, match="in the middle"):
+        for x in fails_after.remote(2):
+            got.append(x)
+    assert got == [0, 1]
+    assert square.remote(3).result(30)[0] == 9
+
+
 def test_remote_classes_are_actors(session):
     a = Counter.options(name="counter").remote(5, name="own")
-    assert a.add.remote(2).result(10) == [7, "own"]
+    assert a.add.remote(2).result(90) == [7, "own"]
     assert troupe.get_actor("counter").add(1) == [8, "own"]
     troupe.kill(a)
     with pytest.raises(troupe.NotFoundError):
@@ -78,7 +117,9 @@ def test_nodes_and_resources(session):
     assert len(nodes) == 2 and all(n["alive"] and len(n["devices"]) == 8 for n in nodes)
     total, free = troupe.cluster_resources(), troupe.available_resources()
     assert total["GPU"] == 16 and total["CPU"] >= 1 and total["memory"] > 1 << 20
-    with troupe.Cluster("takes", worker_classes.BasicWorker, config=troupe.WorkerConfig(world_size=3, num_gpus_per_worker=1)):
+    with troupe.Cluster(
+        "takes", worker_classes.BasicWorker, config=troupe.WorkerConfig(world_size=3, num_gpus_per_worker=1)
+    ):
         assert troupe.available_resources()["GPU"] == free["GPU"] - 3
     assert troupe.available_resources()["GPU"] == free["GPU"] and troupe.cluster_resources() == total
 
@@ -90,12 +131,15 @@ def head(tmp_path):
     env.update(HOME=str(tmp_path), XDG_STATE_HOME=str(tmp_path), XDG_RUNTIME_DIR=str(tmp_path))
     program = troupe._core.program_path()
     p = subprocess.Popen(
-        [program, "up", "--json", "--listen", "127.0.0.1:0", "--store", str(tmp_path / "store"), "--gpus", "none"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env,
-    )  # fmt: skip
+        [program, "up", "--json", "--listen", "127.0.0.1:0", "--store", str(tmp_path / "store"), "--gpus", "none"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=env,
+    )
     url = json.loads(p.stdout.readline())["url"]
     yield url.rpartition("://")[2], env
     p.send_signal(signal.SIGTERM)
-    p.wait(20)
+    p.wait(90)
 
 
 ATTACH = """
@@ -144,14 +188,18 @@ def test_a_worker_finds_modules_that_the_driver_found_by_a_relative_path(tmp_pat
     (tmp_path / "lib").mkdir()
     (tmp_path / "package").mkdir()
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "lib" / "own_module.py").write_text("import own_helper, troupe\nclass Own:\n    def where(self):\n        return own_helper.NAME, troupe.__file__\n")
+    (tmp_path / "lib" / "own_module.py").write_text(
+        "import own_helper, troupe\nclass Own:\n    def where(self):\n        return own_helper.NAME, troupe.__file__\n"
+    )
     (tmp_path / "lib" / "own_helper.py").write_text("NAME = 'found'\n")
-    shutil.copytree(os.path.dirname(troupe.__file__), tmp_path / "package" / "troupe", ignore=shutil.ignore_patterns("__pycache__", "bin"))
+    shutil.copytree(
+        os.path.dirname(troupe.__file__),
+        tmp_path / "package" / "troupe",
+        ignore=shutil.ignore_patterns("__pycache__", "bin"),
+    )
     bin_folder = os.path.join(os.path.dirname(troupe.__file__), "bin")
     os.symlink(bin_folder, tmp_path / "package" / "troupe" / "bin")
     text = textwrap.dedent(RELATIVE).format(elsewhere=str(tmp_path / "elsewhere"))
     p = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert p.returncode == 0, p.stderr
     assert "found" in p.stdout and str(tmp_path / "package" / "troupe" / "__init__.py") in p.stdout, p.stdout
-
-

@@ -14,4 +14,7 @@ def test_the_program_in_the_readme(tmp_path: pathlib.Path) -> None:
     script.write_text(program)
     out = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
     assert out.returncode == 0, out.stderr
-    assert out.stdout.strip() == "['a=1 by rank 0', 'few=3 by rank 0', 'short=5 by rank 0', 'texts=5 by rank 2', '.=1 by rank 2']"
+    assert (
+        out.stdout.strip()
+        == "['a=1 by rank 0', 'few=3 by rank 0', 'short=5 by rank 0', 'texts=5 by rank 2', '.=1 by rank 2']"
+    )

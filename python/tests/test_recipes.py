@@ -15,7 +15,15 @@ ENV = {k: v for k, v in os.environ.items() if not k.startswith("TROUPE_")}
 
 
 def run(*command, env=None):
-    p = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=90, cwd=RECIPES, env={**ENV, **(env or {})}, check=False)
+    p = subprocess.run(
+        [sys.executable, *command],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        cwd=RECIPES,
+        env={**ENV, **(env or {})},
+        check=False,
+    )
     assert p.returncode == 0, f"{p.stdout}\n{p.stderr}"
     return p.stdout
 
@@ -48,7 +56,10 @@ def test_the_notebook():
 
     with open(os.path.join(RECIPES, "notebook.ipynb")) as f:
         book = nbformat.read(f, as_version=4)
-    nbclient.NotebookClient(book, timeout=60, kernel_name="python3", resources={"metadata": {"path": RECIPES}}).execute()
+    with conftest.kernel_config() as config:
+        nbclient.NotebookClient(
+            book, timeout=120, kernel_name="python3", resources={"metadata": {"path": RECIPES}}, config=config
+        ).execute()
     shown = [str(cell.get("outputs")) for cell in book.cells]
     assert "[0, 2, 4, 6, 8, 10, 12, 14]" in shown[2] and "rows 4" in shown[2]
     assert "[2, 4]" in shown[3] and "rows 1" in shown[3]
@@ -56,20 +67,39 @@ def test_the_notebook():
 
 def test_two_machines(tmp_path):
     env = {**ENV, "XDG_STATE_HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)}
-    up = [_core.program_path(), "up", "--json", "--listen", "127.0.0.1:0", "--store", str(tmp_path / "store"), "--gpus", "sim:1x1", "--name", "first", "--with-stdin"]
-    head = subprocess.Popen(up, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    up = [
+        _core.program_path(),
+        "up",
+        "--json",
+        "--listen",
+        "127.0.0.1:0",
+        "--store",
+        str(tmp_path / "store"),
+        "--gpus",
+        "sim:1x1",
+        "--name",
+        "first",
+        "--with-stdin",
+    ]
+    head = subprocess.Popen(
+        up, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
     joined = None
     try:
         said = json.loads(head.stdout.readline())
         second = {**env, "XDG_STATE_HOME": str(tmp_path / "second"), "TROUPE_TOKEN_FILE": said["token_file"]}
         join = [_core.program_path(), "join", said["url"], "--gpus", "sim:1x1", "--name", "second"]
-        joined = subprocess.Popen(join, env=second, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        subprocess.run([_core.program_path(), "wait", "--nodes", "2", "--timeout", "60s"], env=env, check=True, capture_output=True)
+        joined = subprocess.Popen(
+            join, env=second, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        subprocess.run(
+            [_core.program_path(), "wait", "--nodes", "2", "--timeout", "60s"], env=env, check=True, capture_output=True
+        )
         out = run("two_machines.py", env={"XDG_STATE_HOME": str(tmp_path)})
         assert out.splitlines() == ["nodes ['first', 'second']", "ranks [0, 1] on ['first', 'second']"]
     finally:
         if joined is not None:
             joined.terminate()
-            joined.wait(30)
+            joined.wait(90)
         head.stdin.close()
-        head.wait(30)
+        head.wait(90)

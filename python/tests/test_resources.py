@@ -12,9 +12,11 @@ from troupe import Cluster, Reservation, WorkerConfig
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"world_sizes": 2}, "no field 'world_sizes'; did you mean 'world_size'"), ({"world_size": 2.5}, "world_size=2.5"), ({"world_size": "4"}, "world_size='4'"),
+        ({"world_sizes": 2}, "no field 'world_sizes'; did you mean "
+                             "'world_size'"), ({"world_size": 2.5}, "world_size=2.5"), ({"world_size": "4"}, "world_size='4'"),
         ({"world_size": True}, "world_size=True"), ({"max_concurrency": -5}, "max_concurrency=-5"), ({"restarts": -1}, "restarts=-1"),
-        ({"start_timeout": float("nan")}, "start_timeout=nan"), ({"num_gpus_per_worker": 1.5}, "whole number of devices, or less than one"),
+        ({"start_timeout": float("nan")}, "start_timeout=nan"), ({"num_gpus_per_worker": 1.5}, "whole number of devices, or less than "
+                                                                                               "one"),
         ({"num_gpus_per_worker": 0.0001}, "thousandths"), ({"num_cpus_per_worker": -1}, "num_cpus_per_worker=-1"),
         ({"memory_per_worker": "4 elephants"}, "memory_per_worker='4 elephants'"), ({"strategy": "PAK"}, "strategy='PAK'"), ({"ordered": 1}, "ordered=1"),
         ({"resources_per_worker": {"licence": -1}}, r"resources_per_worker\['licence'\]=-1"), ({"resources_per_worker": {"GPU": 1}}, "num_gpus"),
@@ -31,14 +33,20 @@ def test_settings_that_make_no_sense_are_refused_by_name(session, fields, words)
 
 def test_shares_of_a_device(session):
     free = troupe.available_resources()
-    with Cluster("shares", worker_classes.BasicWorker, config=WorkerConfig(world_size=4, num_gpus_per_worker=0.5, strategy="STRICT_PACK")) as c:
+    with Cluster(
+        "shares",
+        worker_classes.BasicWorker,
+        config=WorkerConfig(world_size=4, num_gpus_per_worker=0.5, strategy="STRICT_PACK"),
+    ) as c:
         assert troupe.available_resources()["GPU"] == free["GPU"] - 2
         assert len({tuple(d) for d in c.rank2devices.values()}) == 2, "two to a device"
 
 
 def test_cpus_memory_and_gpu_actors(session):
     free = troupe.available_resources()
-    a = troupe.actor(worker_classes.BasicWorker, num_gpus=1, num_cpus=0.5, memory="1MiB", policy="restart_rank", restarts=1)
+    a = troupe.actor(
+        worker_classes.BasicWorker, num_gpus=1, num_cpus=0.5, memory="1MiB", policy="restart_rank", restarts=1
+    )
     now = troupe.available_resources()
     assert (now["GPU"], now["CPU"], now["memory"]) == (free["GPU"] - 1, free["CPU"] - 0.5, free["memory"] - (1 << 20))
     assert len(a.cluster.rank2devices[0]) == 1
@@ -75,7 +83,9 @@ def test_a_reservation_waits(session):
 
 def test_parts_of_bundles_go_to_actors(session):
     free = troupe.available_resources()
-    with Reservation([{"GPU": 0.5, "CPU": 0.1}, {"GPU": 2, "CPU": 0.2}, {"CPU": 0.1}], name="parts", strategy="STRICT_PACK") as r:
+    with Reservation(
+        [{"GPU": 0.5, "CPU": 0.1}, {"GPU": 2, "CPU": 0.2}, {"CPU": 0.1}], name="parts", strategy="STRICT_PACK"
+    ) as r:
         held = troupe.available_resources()
         share = troupe.actor(worker_classes.BasicWorker, reservation=r, bundle=0)  # all of it
         halves = [troupe.actor(worker_classes.BasicWorker, num_gpus=0.5, reservation=r, bundle=1) for _ in range(2)]
@@ -85,17 +95,25 @@ def test_parts_of_bundles_go_to_actors(session):
         assert all(len(d) == 1 for d in devices)
         assert devices[1] == devices[2] != devices[3]
         assert {a.cluster.worker2nodes[a.name] for a in (share, *halves, whole)} == set(r.nodes)
-        with Cluster("share_of_bundle", worker_classes.BasicWorker, r, WorkerConfig(bundles=[2])) as c:  # without devices: on the node of its bundle
+        with Cluster(
+            "share_of_bundle", worker_classes.BasicWorker, r, WorkerConfig(bundles=[2])
+        ) as c:  # without devices: on the node of its bundle
             assert list(c.worker2nodes.values()) == [r.nodes[2]]
         troupe.kill(halves[0])
-        with Cluster("half_of_bundle", worker_classes.BasicWorker, r, WorkerConfig(bundles=[1], num_gpus_per_worker=0.5)) as c:
+        with Cluster(
+            "half_of_bundle", worker_classes.BasicWorker, r, WorkerConfig(bundles=[1], num_gpus_per_worker=0.5)
+        ) as c:
             assert c.rank2devices[0] == devices[2]
         for make, words in (
-            (lambda: Cluster("two_shares", worker_classes.BasicWorker, r, WorkerConfig(bundles=[0, 1])), "shares of devices"),
-            (lambda: troupe.actor(worker_classes.BasicWorker, reservation=r), "give bundle="), (lambda: troupe.actor(worker_classes.BasicWorker, bundle=0), "none is given"),
+            (
+                lambda: Cluster("two_shares", worker_classes.BasicWorker, r, WorkerConfig(bundles=[0, 1])),
+                "shares of devices",
+            ),
+            (lambda: troupe.actor(worker_classes.BasicWorker, reservation=r), "give bundle="),
+            (lambda: troupe.actor(worker_classes.BasicWorker, bundle=0), "none is given"),
             (lambda: troupe.actor(worker_classes.BasicWorker, reservation=r, bundle=7), "no bundle 7"),
             (lambda: troupe.actor(worker_classes.BasicWorker, reservation="parts", bundle=0), "type str"),
-        ):  # fmt: skip
+        ):
             with pytest.raises(troupe.InvalidError, match=words):
                 make()
         with pytest.raises(troupe.Error, match="bundle"):
@@ -139,7 +157,7 @@ def test_totals_that_a_node_declares(script):
                 troupe.actor(BasicWorker, resources={"licence": 3})
             except troupe.Error as err:
                 print(err)
-        for wrong in ({"GPU": 1.5}, {"CPU": 0}, {"licence": -1}, 7):
+        for wrong in ({"GPU": 1.5}, {"CPU": -1}, {"licence": -1}, 7):
             try:
                 troupe.init(resources=wrong)
             except troupe.InvalidError as err:
@@ -151,4 +169,9 @@ def test_totals_that_a_node_declares(script):
     assert lines[0] == str({"CPU": 100.0, "GPU": 8.0, "memory": float(64 << 30), "licence": 2.0})
     assert lines[1] == str({"CPU": 20.0, "GPU": 4.0, "memory": float(64 << 30), "licence": 1.0})
     assert "licence" in lines[2]
-    assert [line.split("=")[0] for line in lines[3:]] == ["resources['GPU']", "resources['CPU']", "resources['licence']", "resources"]
+    assert [line.split("=")[0] for line in lines[3:]] == [
+        "resources['GPU']",
+        "resources['CPU']",
+        "resources['licence']",
+        "resources",
+    ]

@@ -15,7 +15,9 @@ from test_pipeline import until
 
 @pytest.fixture(scope="module")
 def desk(session):
-    with troupe.Cluster("desk", pipeline_workers.RequestWorker, worker_config=troupe.WorkerConfig(world_size=2)) as cluster:
+    with troupe.Cluster(
+        "desk", pipeline_workers.RequestWorker, worker_config=troupe.WorkerConfig(world_size=2)
+    ) as cluster:
         yield cluster
 
 
@@ -26,12 +28,18 @@ def busy(router, n):
 def test_requests_are_spread_by_credits(desk):
     with troupe.Router(desk, method="who", credits=4) as router:
         futures = [router.call(i, delay=0.005, blocking=False) for i in range(40)]
-        answers = troupe.get(futures, timeout=20)
+        answers = troupe.get(futures, timeout=90)
         assert [i for i, _ in answers] == list(range(40))
         ranks = [rank for _, rank in answers]
         assert min(ranks.count(0), ranks.count(1)) >= 10, ranks
         stats = router.stats()
-        assert (stats["ranks"], stats["credits"], stats["served"], stats["in_flight"], stats["suspended"]) == (2, 8, 40, 0, False)
+        assert (stats["ranks"], stats["credits"], stats["served"], stats["in_flight"], stats["suspended"]) == (
+            2,
+            8,
+            40,
+            0,
+            False,
+        )
 
 
 def test_values_travel_as_in_other_calls(desk):
@@ -62,7 +70,9 @@ def test_keys_stick(desk):
         first = {key: router.call(0, key=key)[1] for key in "abcd"}
         assert sorted(first.values()) == [0, 0, 1, 1]  # an idle rank gets the key, the one with fewer keys first
         futures = {key: [router.call(i, key=key, blocking=False) for i in range(10)] for key in "abcd"}
-        assert {key: {rank for _, rank in troupe.get(f, timeout=20)} for key, f in futures.items()} == {key: {rank} for key, rank in first.items()}
+        assert {key: {rank for _, rank in troupe.get(f, timeout=90)} for key, f in futures.items()} == {
+            key: {rank} for key, rank in first.items()
+        }
 
 
 def test_suspend_busy_and_timeouts(desk):
@@ -74,7 +84,7 @@ def test_suspend_busy_and_timeouts(desk):
             router.call(3)
         assert router.stats()["suspended"] and not waiting[0].done()
         router.resume()
-        assert {i for i, _ in troupe.get(waiting, timeout=10)} == {0, 1}
+        assert {i for i, _ in troupe.get(waiting, timeout=90)} == {0, 1}
     with troupe.Router(method="who") as empty, pytest.raises(troupe.TimedOutError):
         empty.call(1, timeout=0.05)
 
@@ -89,13 +99,13 @@ def test_abort_returns_what_there_is(session):
             with pytest.raises(troupe.ExistsError):
                 router.call("r1", id="r1")
             second.abort()
-            assert second.result(10) == "part of r2"
+            assert second.result(90) == "part of r2"
             busy(router, 2)  # the third has its place
             router.abort("r1")
-            assert first.result(10) == "part of r1"
+            assert first.result(90) == "part of r1"
             third.cancel()
             with pytest.raises(troupe.CancelledError):
-                third.result(10)
+                third.result(90)
             with pytest.raises(troupe.NotFoundError):
                 router.abort("r3")
         with troupe.Router(cluster, method="hold") as router:  # without a method for it
@@ -103,14 +113,14 @@ def test_abort_returns_what_there_is(session):
             busy(router, 1)
             held.abort()
             with pytest.raises(troupe.CancelledError, match="aborted"):
-                held.result(10)
+                held.result(90)
 
 
 def test_ranks_join_and_leave_while_it_runs(desk, session):
     with troupe.Router(desk, method="who", credits=1) as router:
         slow = [router.call(i, delay=0.1, blocking=False) for i in range(2)]
         busy(router, 2)
-        router.leave(desk, [1], timeout=10)
+        router.leave(desk, [1], timeout=90)
         assert slow[0].done() or slow[1].done()  # rank 1 has answered what it had
         assert {router.call(i)[1] for i in range(5)} == {0} and router.stats()["ranks"] == 1
         router.join(desk)  # rank 0 is there already
@@ -119,35 +129,48 @@ def test_ranks_join_and_leave_while_it_runs(desk, session):
             held = router.call(1, delay=0.5, blocking=False)
             busy(router, 1)
             router.leave(desk, timeout=0.05)
-        assert held.result(10)
+        assert held.result(90)
 
 
 def test_a_role_grows_and_shrinks_under_a_router(session):
-    with troupe.Cluster("elastic", pipeline_workers.RequestWorker, worker_config=troupe.WorkerConfig(world_size=1)) as cluster, troupe.Router(cluster, method="who") as router:
-        router.scale(cluster, 3, timeout=30)
+    with (
+        troupe.Cluster(
+            "elastic", pipeline_workers.RequestWorker, worker_config=troupe.WorkerConfig(world_size=1)
+        ) as cluster,
+        troupe.Router(cluster, method="who") as router,
+    ):
+        router.scale(cluster, 3, timeout=90)
         assert router.stats()["ranks"] == 3
         futures = [router.call(i, delay=0.05, blocking=False) for i in range(6)]
-        assert {rank for _, rank in troupe.get(futures, timeout=20)} == {0, 1, 2}
+        assert {rank for _, rank in troupe.get(futures, timeout=90)} == {0, 1, 2}
         under_way = [router.call(i, delay=0.2, blocking=False) for i in range(3)]
         busy(router, 3)
-        router.scale(cluster, 1, timeout=30)
-        assert len(troupe.get(under_way, timeout=10)) == 3  # nothing was lost by it
+        router.scale(cluster, 1, timeout=90)
+        assert len(troupe.get(under_way, timeout=90)) == 3  # nothing was lost by it
         assert router.stats()["ranks"] == 1
 
 
 def test_a_killed_rank_comes_back(session):
     """Requests that may be sent again are answered by others; a rank that its role restarts is the router's again."""
     config = troupe.WorkerConfig(world_size=2, policy="restart_rank", restarts=10)
-    with troupe.Cluster("killed", pipeline_workers.RequestWorker, worker_config=config) as cluster, troupe.Router(cluster, method="who", credits=2) as router:
+    with (
+        troupe.Cluster("killed", pipeline_workers.RequestWorker, worker_config=config) as cluster,
+        troupe.Router(cluster, method="who", credits=2) as router,
+    ):
         pid = cluster.workers[1].pid()
         futures = [router.call(i, delay=0.3, again=True, blocking=False) for i in range(4)]
         lost = cluster.workers[1].who.remote(0, delay=30)  # until it dies
         busy(router, 4)
         os.kill(pid, signal.SIGKILL)
-        assert sorted(i for i, _ in troupe.get(futures, timeout=20)) == [0, 1, 2, 3]
+        assert sorted(i for i, _ in troupe.get(futures, timeout=90)) == [0, 1, 2, 3]
         assert lost.exception(10) is not None
         end = time.monotonic() + 20
-        while {rank for _, rank in troupe.get([router.call(i, delay=0.02, again=True, blocking=False) for i in range(8)], timeout=20)} != {0, 1}:
+        while {
+            rank
+            for _, rank in troupe.get(
+                [router.call(i, delay=0.02, again=True, blocking=False) for i in range(8)], timeout=90
+            )
+        } != {0, 1}:
             assert time.monotonic() < end, "the rank did not come back"
         assert router.stats()["ranks"] == 2
         assert cluster.workers[1].pid() != pid

@@ -29,13 +29,25 @@ sys.stdin.readline()
 def shared(session):
     """The environment of a driver at a head that others use too, with no namespace named."""
     env = {k: v for k, v in os.environ.items() if k != "TROUPE_NAMESPACE"}
-    return {**env, "TROUPE_URL": session.url, "TROUPE_TOKEN_FILE": session.head.token_file, "TROUPE_FINGERPRINT": session.head.fingerprint}
+    return {
+        **env,
+        "TROUPE_URL": session.url,
+        "TROUPE_TOKEN_FILE": session.head.token_file,
+        "TROUPE_FINGERPRINT": session.head.fingerprint,
+    }
 
 
 @pytest.fixture
 def command(shared):
     def run(*args):
-        p = subprocess.run([_core.program_path(), *args], env=shared, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30)
+        p = subprocess.run(
+            [_core.program_path(), *args],
+            env=shared,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=90,
+        )
         return p.returncode, p.stdout, p.stderr
 
     return run
@@ -43,11 +55,18 @@ def command(shared):
 
 def start(path, env, role):
     path.write_text(textwrap.dedent(SCRIPT))
-    return subprocess.Popen([sys.executable, str(path), role], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, str(path), role],
+        env=env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def end(process):
-    return process.communicate("\n", timeout=30)[1]
+    return process.communicate("\n", timeout=90)[1]
 
 
 def test_two_runs_of_one_script_do_not_collide_and_commands_find_them(shared, command, tmp_path):
@@ -89,17 +108,23 @@ def test_two_runs_of_one_script_do_not_collide_and_commands_find_them(shared, co
 def test_a_taken_name_says_who_has_it_and_how_it_is_removed(session):
     import worker_classes
 
-    with troupe.Cluster("taken", worker_classes.BasicWorker, worker_config=troupe.WorkerConfig(world_size=1)), pytest.raises(troupe.ExistsError) as taken:
+    with (
+        troupe.Cluster("taken", worker_classes.BasicWorker, worker_config=troupe.WorkerConfig(world_size=1)),
+        pytest.raises(troupe.ExistsError) as taken,
+    ):
         troupe.actor(worker_classes.BasicWorker, name="taken")
     text = str(taken.value)
     assert f"[{os.getpid()}]" in text
     assert " since 2" in text
-    assert f"`troupe destroy taken --namespace {session.namespace}`" in text
+    assert f"`troupe destroy taken --namespace {session.namespace} --run {os.getpid()}`" in text
 
 
 def test_a_role_of_another_namespace_is_named(session, script):
     import worker_classes
 
     with troupe.Cluster("elsewhere", worker_classes.BasicWorker, worker_config=troupe.WorkerConfig(world_size=1)):
-        p = script("import troupe\ntry:\n    troupe.Cluster.attach('elsewhere')\nexcept troupe.NotFoundError as err:\n    print(err)")
+        p = script(
+            "import troupe\ntry:\n    troupe.Cluster.attach('elsewhere')\nexcept troupe.NotFoundError as err:\n    "
+            "print(err)"
+        )
     assert f"in namespace {session.namespace}" in p.stdout

@@ -10,7 +10,8 @@ import troupe
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "benchmarks", "python"))
 import loops
 
-MOST = 1.6  # `make bench-python ROWS=call_1_1_served,call_1_1_control` measures the ratio on a quiet machine, where it is below 1.2
+# `make bench-python ROWS=call_1_1_served,call_1_1_control` measures the ratio on a quiet machine, where it is below 1.2
+MOST = 1.6
 ROUNDS = 4  # of which one must do: other processes may take the CPU in any of them
 
 
@@ -38,7 +39,9 @@ def serving():
 def test_calls_with_something_served_are_as_fast(session, case):
     plain = troupe.actor(Plain)
     other = troupe.actor(WithControl) if case == "control" else plain
-    calls = [(lambda a=a: a.echo.remote(1).result()) if case == "remote" else (lambda a=a: a.echo(1)) for a in (plain, other)]
+    calls = [
+        (lambda a=a: a.echo.remote(1).result()) if case == "remote" else (lambda a=a: a.echo(1)) for a in (plain, other)
+    ]
     try:
         ratios = []
         while not ratios or (ratios[-1] > MOST and len(ratios) < ROUNDS):

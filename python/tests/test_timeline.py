@@ -48,15 +48,23 @@ class AsyncTrainer(Worker):
 
 
 def timeline(session, *words):
-    env = {**os.environ, "TROUPE_URL": session.url, "TROUPE_TOKEN_FILE": session.head.token_file, "TROUPE_NAMESPACE": session.namespace}
-    p = subprocess.run([PROGRAM, "timeline", *words], capture_output=True, text=True, timeout=30, env=env)
+    env = {
+        **os.environ,
+        "TROUPE_URL": session.url,
+        "TROUPE_TOKEN_FILE": session.head.token_file,
+        "TROUPE_NAMESPACE": session.namespace,
+    }
+    p = subprocess.run([PROGRAM, "timeline", *words], capture_output=True, text=True, timeout=90, env=env)
     assert p.returncode == 0, p.stderr
     return p.stdout
 
 
 def test_spans_of_driver_and_workers_are_in_the_timeline(session, tmp_path):
     one, three = WorkerConfig(world_size=1), WorkerConfig(world_size=3)
-    with Cluster("spans", Trainer, worker_config=three) as cluster, Cluster("aspans", AsyncTrainer, worker_config=one) as other:
+    with (
+        Cluster("spans", Trainer, worker_config=three) as cluster,
+        Cluster("aspans", AsyncTrainer, worker_config=one) as other,
+    ):
         with troupe.span("train"):
             cluster.step(str(tmp_path))
         other.nap()

@@ -1,4 +1,5 @@
-"""torch tensors; where torch is not installed there is nothing to test here (CI has it: see TROUPE_TEST_TORCH)."""
+"""torch tensors. Without torch there is nothing to test here; with TROUPE_TEST_TORCH in the environment that is a
+failure."""
 
 import os
 
@@ -15,7 +16,20 @@ else:
 
 PLAIN = _codec.Codec()
 
-DTYPES = ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int64", "int32", "int16", "int8", "uint8", "bool"]
+DTYPES = [
+    "float64",
+    "float32",
+    "float16",
+    "bfloat16",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "int64",
+    "int32",
+    "int16",
+    "int8",
+    "uint8",
+    "bool",
+]
 
 
 def there_and_back(value):
@@ -24,7 +38,11 @@ def there_and_back(value):
 
 
 def same(a, b):
-    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.reshape(-1).contiguous().view(torch.uint8), b.reshape(-1).contiguous().view(torch.uint8))
+    return (
+        a.dtype == b.dtype
+        and a.shape == b.shape
+        and torch.equal(a.reshape(-1).contiguous().view(torch.uint8), b.reshape(-1).contiguous().view(torch.uint8))
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -39,9 +57,19 @@ def test_views_gradients_and_writing():
     base = torch.arange(60_000, dtype=torch.float32).reshape(200, 300)
     for value in (base.T, base[::2, 1::3], base.requires_grad_()):
         got = there_and_back(value)
-        assert same(got, value.detach()) and not got.requires_grad
+        assert same(got, value.detach()) and not got.requires_grad and got.is_contiguous()
         got += 1
     assert base.detach()[0, 1] == 1, "it is private"
+
+
+def test_the_loss_of_requires_grad_is_said_once(monkeypatch):
+    monkeypatch.setattr(_codec, "_warned_of_gradients", False)
+    parameter = torch.nn.Parameter(torch.ones(3))
+    with pytest.warns(RuntimeWarning, match=r"arrives without it.*tensor\.detach\(\)") as caught:
+        for value in (parameter, [parameter * 2], torch.ones(1 << 16).requires_grad_()):
+            got = there_and_back(value)
+            assert not (got[0] if isinstance(got, list) else got).requires_grad
+    assert len(caught) == 1 and caught[0].filename == __file__, "it points to the user's line"
 
 
 def test_tensors_without_dense_elements_are_pickled():
@@ -78,7 +106,9 @@ def test_tensors_through_workers(workers):
     assert workers.workers[0].type_name(large) == "Tensor"
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU; `examples/python/gpu_check.py` runs on one as well")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="there is no GPU; `examples/python/gpu_check.py` runs on one as well"
+)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_cuda_tensors_arrive_on_the_cpu(dtype):
     value = torch.rand(300, 400, device="cuda").mul(3).to(getattr(torch, dtype))
@@ -116,7 +146,11 @@ def test_tensors_without_elements_travel_and_unreadable_ones_leave_nothing(sessi
     worker = troupe.actor(Broken)
     try:
         assert worker.meta(torch.empty(1 << 20, device="meta")).is_meta
-        for call in (worker.large, lambda: worker.size(unreadable()), lambda: worker.size([torch.zeros(1 << 20), unreadable()])):
+        for call in (
+            worker.large,
+            lambda: worker.size(unreadable()),
+            lambda: worker.size([torch.zeros(1 << 20), unreadable()]),
+        ):
             with pytest.raises(troupe.Error, match="cannot be copied from cpu"):
                 call()
         assert worker.size(torch.zeros(1 << 20)) == 1 << 20, "the worker lives"

@@ -52,7 +52,9 @@ def drive(script, receiver, text, expected):
 
     late = time.monotonic() + 30
     while missing := [name for name in expected if find(name) is None]:
-        assert time.monotonic() < late, f"missing: {missing}; there are {[(kind_of(s), s['name']) for s in receiver.spans]}"
+        assert time.monotonic() < late, (
+            f"missing: {missing}; there are {[(kind_of(s), s['name']) for s in receiver.spans]}"
+        )
         time.sleep(0.02)
     return json.loads(done.stdout.splitlines()[-1]), find
 
@@ -73,7 +75,17 @@ def test_calls_and_spans_of_a_method_are_children_of_its_run(script, receiver):
         troupe.shutdown()
     """
     leaves = [f"call leaves.{m}" for m in ("in_run", "in_span", "after_span", "in_task")]
-    expected = ["span train", "call branch.step", "run branch.step", "run abranch.step", "span outer", "span inner", "span async", "run leaves.in_span", *leaves]
+    expected = [
+        "span train",
+        "call branch.step",
+        "run branch.step",
+        "run abranch.step",
+        "span outer",
+        "span inner",
+        "span async",
+        "run leaves.in_span",
+        *leaves,
+    ]
     traces, find = drive(script, receiver, text, expected)
     train, run, arun = find("span train"), find("run branch.step"), find("run abranch.step")
     assert "parentSpanId" not in train
@@ -100,7 +112,13 @@ def test_spans_of_opentelemetry_are_parents_and_children(script, receiver):
                 print(json.dumps(branch.workers[0].step()))
         troupe.shutdown()
     """
-    expected = ["call branch.step", "run branch.step", "span ours", "call leaves.in_their_span", "call leaves.in_our_span"]
+    expected = [
+        "call branch.step",
+        "run branch.step",
+        "span ours",
+        "call leaves.in_their_span",
+        "call leaves.in_our_span",
+    ]
     (seen, current), find = drive(script, receiver, text, expected)
     call, run, ours = find("call branch.step"), find("run branch.step"), find("span ours")
     assert (call["traceId"], call["parentSpanId"]) == ("0af7651916cd43dd8448eb211c80319c", "0000000000000099")

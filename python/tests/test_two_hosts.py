@@ -1,4 +1,5 @@
-"""Large values between two hosts: the tests of two_hosts.py, in a process of their own, since a process has one session."""
+"""Large values between two hosts: the tests of two_hosts.py, in a process of their own, since a process has one
+session."""
 
 import os
 import subprocess

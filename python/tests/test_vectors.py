@@ -23,8 +23,15 @@ def make(session, mesh, world):
     """One cluster for all vectors of a shape."""
     key = (mesh["tp"], mesh["pp"], mesh["cp"], world)
     if key not in _clusters:
-        config = troupe.WorkerConfig(world_size=world, tensor_parallel_size=mesh["tp"], pipeline_parallel_size=mesh["pp"], context_parallel_size=mesh["cp"])
-        _clusters[key] = troupe.Cluster(f"vectors-{len(_clusters)}", worker_classes.Vector, worker_config=config, worker_args=("", {}))
+        config = troupe.WorkerConfig(
+            world_size=world,
+            tensor_parallel_size=mesh["tp"],
+            pipeline_parallel_size=mesh["pp"],
+            context_parallel_size=mesh["cp"],
+        )
+        _clusters[key] = troupe.Cluster(
+            f"vectors-{len(_clusters)}", worker_classes.Vector, worker_config=config, worker_args=("", {})
+        )
     return _clusters[key]
 
 
@@ -70,16 +77,26 @@ def go_workers(session, tmp_path_factory):
     program = str(tmp_path_factory.mktemp("go") / "vectors")
     if shutil.which("go") is None:
         pytest.skip("there is no Go here; the repository's own tests have it")
-    subprocess.run(["go", "build", "-ldflags=-s -w", "-o", program, "./python/tests/goworkers"], cwd=conftest.ROOT, check=True)
+    subprocess.run(
+        ["go", "build", "-ldflags=-s -w", "-o", program, "./python/tests/goworkers"], cwd=conftest.ROOT, check=True
+    )
     roles = [{"name": v["name"], "mode": v["mode"], "mesh": v["mesh"], "world": v["world"]} for v in VECTORS]
     p = subprocess.Popen(
-        [program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env={**os.environ, "VECTORS_URL": session.url, "VECTORS_TOKEN_FILE": session.head.token_file, "VECTORS_ROLES": json.dumps(roles)},
-    )  # fmt: skip
+        [program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={
+            **os.environ,
+            "VECTORS_URL": session.url,
+            "VECTORS_TOKEN_FILE": session.head.token_file,
+            "VECTORS_ROLES": json.dumps(roles),
+        },
+    )
     assert p.stdout.readline().strip() == "ready"
     yield
     p.stdin.close()
-    assert p.wait(20) == 0
+    assert p.wait(90) == 0
 
 
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda v: v["name"])

@@ -51,7 +51,9 @@ class Telemetry(Worker):
                 leaves.in_our_span()
                 inside = trace.get_current_span().get_span_context()
             assert trace.get_current_span().get_span_context() == theirs
-        return [f"00-{c.trace_id:032x}-{c.span_id:016x}-{c.trace_flags:02x}" for c in (run, inside)], troupe.current_call().trace
+        return [
+            f"00-{c.trace_id:032x}-{c.span_id:016x}-{c.trace_flags:02x}" for c in (run, inside)
+        ], troupe.current_call().trace
 
 
 class Passing(Worker):

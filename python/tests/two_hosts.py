@@ -1,5 +1,6 @@
-"""Large values between two hosts. The second host is a network namespace behind a link whose bytes are counted, with a /tmp of its own, where the machine has
-namespaces; otherwise an agent without the shared memory of the first, and no bytes are counted."""
+"""Large values between two hosts. The second host is a network namespace behind a link whose bytes are counted, with a
+/tmp of its own, where the machine has namespaces; otherwise an agent without the shared memory of the first, and no
+bytes are counted."""
 
 import json
 import os
@@ -60,10 +61,15 @@ class Link:
         self.near = f"10.78.{n}.1"
         self.problem = ""
         for words in (
-            f"netns add {self.name}", f"link add {self.cable} type veth peer name {self.far}", f"link set {self.far} netns {self.name}",
-            f"addr add {self.near}/24 dev {self.cable}", f"link set {self.cable} up", f"-n {self.name} addr add 10.78.{n}.2/24 dev {self.far}",
-            f"-n {self.name} link set {self.far} up", f"-n {self.name} link set lo up",
-        ):  # fmt: skip
+            f"netns add {self.name}",
+            f"link add {self.cable} type veth peer name {self.far}",
+            f"link set {self.far} netns {self.name}",
+            f"addr add {self.near}/24 dev {self.cable}",
+            f"link set {self.cable} up",
+            f"-n {self.name} addr add 10.78.{n}.2/24 dev {self.far}",
+            f"-n {self.name} link set {self.far} up",
+            f"-n {self.name} link set lo up",
+        ):
             try:
                 subprocess.run(["ip", *words.split()], check=True, capture_output=True, text=True)
             except (OSError, subprocess.CalledProcessError) as err:
@@ -98,19 +104,39 @@ def link(tmp_path_factory):
     env = {k: v for k, v in os.environ.items() if not k.startswith("TROUPE_")}
     env.update(XDG_STATE_HOME=str(folder), XDG_RUNTIME_DIR=str(folder))
     program = _core.program_path()
-    up = [program, "up", "--json", "--listen", f"{link.near}:0", "--store", str(folder / "store"), "--gpus", "none", "--name", "near", "--with-stdin"]
+    up = [
+        program,
+        "up",
+        "--json",
+        "--listen",
+        f"{link.near}:0",
+        "--store",
+        str(folder / "store"),
+        "--gpus",
+        "none",
+        "--name",
+        "near",
+        "--with-stdin",
+    ]
     head = subprocess.Popen(up, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         said = json.loads(head.stdout.readline())
         with open(said["token_file"]) as f:
             token = f.read().strip()
-        far = {**env, "XDG_STATE_HOME": "/tmp/troupe-far" if not link.problem else str(folder / "far"), "TROUPE_TOKEN": token}
+        far = {
+            **env,
+            "XDG_STATE_HOME": "/tmp/troupe-far" if not link.problem else str(folder / "far"),
+            "TROUPE_TOKEN": token,
+        }
         far.update({"TROUPE_SHM": "0"} if link.problem else {"XDG_RUNTIME_DIR": "/tmp"})
         url, fingerprint = said["url"], said.get("fingerprint", "")
         if fingerprint:
             far["TROUPE_FINGERPRINT"] = fingerprint
         joined = subprocess.Popen(
-            link.command(program, "join", url, "--gpus", "none", "--name", "far", "--resources", "far=4"), env=far, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+            link.command(program, "join", url, "--gpus", "none", "--name", "far", "--resources", "far=4"),
+            env=far,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
         )
         subprocess.run([program, "wait", "--nodes", "2", "--timeout", "60s"], env=env, check=True, capture_output=True)
         with troupe.init(url, token=token, fingerprint=fingerprint or None):
@@ -118,9 +144,9 @@ def link(tmp_path_factory):
     finally:
         if joined is not None:
             joined.terminate()
-            joined.wait(30)
+            joined.wait(90)
         head.stdin.close()
-        head.wait(30)
+        head.wait(90)
         link.remove()
 
 
@@ -138,11 +164,15 @@ def test_references_between_hosts(link):
     assert beside.crc(far.make.remote(4)) == crc(4)
     assert link.crossed() - before < MIB, "on one host nothing crosses"
     (kept,) = far.put(5)
-    assert near.crc_inside([kept]) == beside.crc_inside([kept]) == zlib.crc32(kept.result()) == crc(5), "a value of a worker of the second host"
+    assert near.crc_inside([kept]) == beside.crc_inside([kept]) == zlib.crc32(kept.result()) == crc(5), (
+        "a value of a worker of the second host"
+    )
 
 
 def test_a_value_crosses_once_for_all_processes_of_a_host(link):
-    with troupe.Cluster("ranks", Worker, config=troupe.WorkerConfig(world_size=4, resources_per_worker={"far": 1})) as ranks:
+    with troupe.Cluster(
+        "ranks", Worker, config=troupe.WorkerConfig(world_size=4, resources_per_worker={"far": 1})
+    ) as ranks:
         for value in (Worker().make(6), troupe.put(Worker().make(6))):
             before = link.crossed()
             assert ranks.crc_of_all(value) == [crc(6)] * 4

@@ -1,10 +1,12 @@
 """Worker classes of the tests."""
 
 import asyncio
+import concurrent.futures
 import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 import warnings
 
@@ -25,8 +27,25 @@ class BasicWorker(troupe.Worker):
     def type_name(self, value):
         return type(value).__name__
 
+    def ranks_by_threads(self, cluster):
+        """The rank that each worker of a cluster names, asked by a thread for each of them at once, and again."""
+        workers = cluster.workers
+        together = threading.Barrier(len(workers))
+        with concurrent.futures.ThreadPoolExecutor(len(workers)) as pool:
+            first = list(pool.map(lambda worker: together.wait() >= 0 and worker.rank_of(), workers))
+            return first + list(pool.map(lambda worker: worker.rank_of(), workers))
+
+    def rank_of(self):
+        return self.rank
+
     def who(self):
-        return {"rank": self.rank, "world": self.world_size, "dp": self.rank_info.dp_rank, "role": self.cluster_name, "name": self.worker_name}
+        return {
+            "rank": self.rank,
+            "world": self.world_size,
+            "dp": self.rank_info.dp_rank,
+            "role": self.cluster_name,
+            "name": self.worker_name,
+        }
 
     def add(self, n=1):
         self.count += n
@@ -73,7 +92,7 @@ class BasicWorker(troupe.Worker):
         """A bug in a goroutine of the core's."""
         from troupe import _session
 
-        _session.current().core.ask("panic", name="goroutine").get(20)
+        _session.current().core.ask("panic", name="goroutine").get(90)
 
     def environment(self, *names):
         return {n: os.environ.get(n) for n in names}
@@ -102,10 +121,14 @@ class BasicWorker(troupe.Worker):
 
     def nested(self, handle, array):
         """Futures inside a result."""
-        return {"list": [handle.echo.remote(1), 2], "deep": [{"x": (handle.echo.remote({3}),)}], "array": handle.echo.remote(array)}
+        return {
+            "list": [handle.echo.remote(1), 2],
+            "deep": [{"x": (handle.echo.remote({3}),)}],
+            "array": handle.echo.remote(array),
+        }
 
     def had(self):
-        return self.later.result(5)
+        return self.later.result(90)
 
     def give(self, handle):
         return handle

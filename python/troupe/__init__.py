@@ -1,15 +1,15 @@
 """Troupe: named groups of GPU workers on a message bus.
 
-    import troupe
+import troupe
 
-    class Trainer(troupe.Worker):
-        @troupe.register(dispatch_mode=troupe.Dispatch.DP_MP_COMPUTE)
-        def train_step(self, batch):
-            ...
+class Trainer(troupe.Worker):
+    @troupe.register(dispatch_mode=troupe.Dispatch.DP_MP_COMPUTE)
+    def train_step(self, batch):
+        ...
 
-    with troupe.init():
-        trainers = troupe.Cluster(name="actor_train", worker_cls=Trainer, worker_config=troupe.WorkerConfig(world_size=4))
-        losses = trainers.train_step(batch)
+with troupe.init():
+    trainers = troupe.Cluster(name="actor_train", worker_cls=Trainer, worker_config=troupe.WorkerConfig(world_size=4))
+    losses = trainers.train_step(batch)
 """
 
 from ._actor import Queue, actor
@@ -60,12 +60,72 @@ from ._worker import Call, Worker, current_call
 __version__ = "0.1.0"
 
 __all__ = [
-    "ApplicationError", "Batch", "Broadcast", "BusyError", "Call", "CancelledError", "ClosedError", "Cluster", "ConflictError", "Death", "Dispatch",
-    "EncodeError", "Error", "Execute", "ExistsError", "FencedError", "Future", "InternalError", "InvalidError", "Item", "MalformedError",
-    "NoSpaceError", "NotFoundError", "OutcomeUnknownError", "PanicError", "Pipeline", "Queue", "RankFuture", "RankInfo", "Reference", "RefusedError",
-    "Reservation", "ResourceManager", "ResultStream",
-    "Router", "Scatter",
-    "Session", "Split", "Stage", "Stream", "Tensor", "TimedOutError", "UnavailableError", "VersionError", "Worker", "WorkerConfig", "WorkerHandle",
-    "WorkerLostError", "actor", "as_completed", "available_resources", "cluster_resources", "current_call", "driver", "empty", "get", "get_actor", "init", "is_initialized", "kill",
-    "nodes", "put", "register", "remote", "serve", "shutdown", "span", "wait",
-]  # fmt: skip
+    "ApplicationError",
+    "Batch",
+    "Broadcast",
+    "BusyError",
+    "Call",
+    "CancelledError",
+    "ClosedError",
+    "Cluster",
+    "ConflictError",
+    "Death",
+    "Dispatch",
+    "EncodeError",
+    "Error",
+    "Execute",
+    "ExistsError",
+    "FencedError",
+    "Future",
+    "InternalError",
+    "InvalidError",
+    "Item",
+    "MalformedError",
+    "NoSpaceError",
+    "NotFoundError",
+    "OutcomeUnknownError",
+    "PanicError",
+    "Pipeline",
+    "Queue",
+    "RankFuture",
+    "RankInfo",
+    "Reference",
+    "RefusedError",
+    "Reservation",
+    "ResourceManager",
+    "ResultStream",
+    "Router",
+    "Scatter",
+    "Session",
+    "Split",
+    "Stage",
+    "Stream",
+    "Tensor",
+    "TimedOutError",
+    "UnavailableError",
+    "VersionError",
+    "Worker",
+    "WorkerConfig",
+    "WorkerHandle",
+    "WorkerLostError",
+    "actor",
+    "as_completed",
+    "available_resources",
+    "cluster_resources",
+    "current_call",
+    "driver",
+    "empty",
+    "get",
+    "get_actor",
+    "init",
+    "is_initialized",
+    "kill",
+    "nodes",
+    "put",
+    "register",
+    "remote",
+    "serve",
+    "shutdown",
+    "span",
+    "wait",
+]

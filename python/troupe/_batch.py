@@ -11,14 +11,16 @@ METRICS = "metrics"  # metadata key that never conflicts: the measurements of al
 
 
 class Batch(_codec.Walked):
-    """Named arrays (numpy or torch) with equally many rows, and metadata.
+    """Named arrays (numpy or torch) with equally many rows, and metadata. A list becomes an array: of numbers if it
+    makes one, otherwise of objects.
 
-    The dispatch modes split and join a batch along the first axis. Ranks that are called without data get only the metadata.
+    The dispatch modes split and join a batch along the first axis. Ranks that are called without data get only the
+    metadata.
     """
 
     __slots__ = ("arrays", "meta")
 
-    def __init__(self, arrays: Mapping[str, Any] | None = None, meta: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, arrays: Mapping[str, object] | None = None, meta: Mapping[str, object] | None = None) -> None:
         self.arrays = {name: _as_array(name, a) for name, a in (arrays or {}).items()}
         self.meta = dict(meta or {})
         rows = {name: len(a) for name, a in self.arrays.items()}
@@ -83,7 +85,8 @@ class Batch(_codec.Walked):
         for i, b in enumerate(with_rows):
             if sorted(b.arrays) != names:
                 raise _errors.InvalidError(
-                    f"batches with different arrays cannot be joined: {names} in the first, {sorted(b.arrays)} in batch {i}"
+                    f"batches with different arrays cannot be joined: {names} in the first, {sorted(b.arrays)} in "
+                    f"batch {i}"
                 )
         return Batch({n: join_arrays([b.arrays[n] for b in with_rows]) for n in with_rows[0].arrays}, meta)
 
@@ -95,7 +98,8 @@ class Batch(_codec.Walked):
         return Batch({n: self.arrays[n] for n in names}, self.meta)
 
     def pad(self, multiple: int) -> tuple[Batch, int]:
-        """Repeats rows, starting with the first, until their number is a multiple. Returns the batch and the number of rows added."""
+        """Repeats rows, starting with the first, until their number is a multiple. Returns the batch and the number of
+        rows added."""
         added = -len(self) % multiple
         if not added or not len(self):
             return self, 0
@@ -113,7 +117,7 @@ class Batch(_codec.Walked):
         """Returns a batch with only the metadata."""
         return Batch({}, self.meta)
 
-    def wire(self) -> tuple[int, Any]:
+    def wire(self) -> tuple[int, object]:
         return _codec.BATCH, {"arrays": self.arrays, "meta": self.meta}
 
     def big(self) -> bool:
@@ -123,20 +127,36 @@ class Batch(_codec.Walked):
 def _as_array(name: str, value: Any) -> Any:
     if not _codec.is_array(value):
         if not isinstance(value, (list, tuple)):
-            raise _errors.InvalidError(f"{name} is of type {type(value).__name__}; a batch holds arrays")
+            raise _errors.InvalidError(
+                f"{name} is of type {type(value).__name__}; a batch holds arrays and lists: put what is the same "
+                "for all rows into its metadata"
+            )
         try:
             import numpy
         except ImportError:
             raise _errors.InvalidError(
-                f"{name} is a list, and a batch holds arrays: numpy, which would make one of it, is not installed; install it, or give a troupe.Tensor"
+                f"{name} is a list, and a batch holds arrays: numpy, which would make one of it, is not installed; "
+                "install it, or give a troupe.Tensor"
             ) from None
 
-        value = numpy.asarray(value)
-        if value.dtype.name not in _codec._SIZES:
-            raise _errors.InvalidError(f"{name} is a list that makes no array of numbers; put it into the metadata, or pass it as an argument")
+        value = _array_of(numpy, value)
     if len(value.shape) == 0:
         raise _errors.InvalidError(f"{name}: an array without axes has no rows")
     return value
+
+
+def _array_of(numpy: Any, rows: Sequence[Any]) -> Any:
+    """Returns an array of numbers, or, of strings, objects and ragged rows, an array with one object a row."""
+    try:
+        numbers = numpy.asarray(rows)
+        if numbers.dtype.name in _codec._SIZES:
+            return numbers
+    except (ValueError, TypeError, RuntimeError):  # ragged rows, or tensors that numpy cannot read
+        pass
+    objects = numpy.empty(len(rows), dtype=object)
+    for i, row in enumerate(rows):
+        objects[i] = row
+    return objects
 
 
 def _nbytes(array: Any) -> int:
@@ -148,6 +168,10 @@ def _nbytes(array: Any) -> int:
 def _equal(a: Any, b: Any) -> bool:
     if type(a) is not type(b) or tuple(a.shape) != tuple(b.shape) or a.dtype != b.dtype:
         return False
+    if getattr(a.dtype, "kind", "") == "O":
+        import numpy
+
+        return all(numpy.array_equal(x, y) for x, y in zip(a.ravel(), b.ravel(), strict=True))
     return a == b if isinstance(a, _codec.Tensor) else bool((a == b).all())
 
 
@@ -162,11 +186,13 @@ def join_arrays(arrays: Sequence[Any]) -> Any:
         return first
     kinds = {type(a) for a in arrays}
     if len(kinds) > 1:
-        raise _errors.InvalidError(f"arrays of different kinds cannot be joined: {', '.join(sorted(k.__name__ for k in kinds))}")
+        raise _errors.InvalidError(
+            f"arrays of different kinds cannot be joined: {', '.join(sorted(k.__name__ for k in kinds))}"
+        )
     if isinstance(first, _codec.Tensor):
         shape = (sum(len(a) for a in arrays), *first.shape[1:])
         return _codec.Tensor(first.dtype, shape, b"".join(bytes(a.data) for a in arrays))
-    dtypes = {str(a.dtype) for a in arrays}
+    dtypes = {_joined_dtype(a) for a in arrays}
     if len(dtypes) > 1:
         raise _errors.InvalidError(f"arrays of different dtypes cannot be joined: {', '.join(sorted(dtypes))}")
     if type(first).__module__.partition(".")[0] == "torch":
@@ -178,7 +204,13 @@ def join_arrays(arrays: Sequence[Any]) -> Any:
     return numpy.concatenate(list(arrays))
 
 
-def merge_meta(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _joined_dtype(array: Any) -> str:
+    """Returns the name of a dtype; strings of different lengths can be joined and have one name."""
+    kind = getattr(array.dtype, "kind", "")
+    return {"U": "str", "S": "bytes"}.get(kind) or str(array.dtype)
+
+
+def merge_meta(metas: Sequence[Mapping[str, object]]) -> dict[str, object]:
     """Merges metadata: the first value of a key wins; the values of metrics are all kept, as lists."""
     out: dict[str, Any] = {}
     metrics: dict[str, list[Any]] = {}

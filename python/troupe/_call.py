@@ -12,9 +12,15 @@ LENGTHS = struct.Struct("<IIII")  # flags, and lengths of session, method and ob
 
 
 def key_of(meta: bytes) -> bytes:
-    """Returns the part of the metadata that all calls of one caller to one method share: all but sequence, deadline and trace. A trace of 256 bytes
-    or more would stay part of it."""
+    """Returns the part of the metadata that all calls of one caller to one method share: all but sequence, deadline and
+    trace. A trace of 256 bytes or more would stay part of it."""
     return meta[:20] + b"\0\0\0\0" + meta[40 : len(meta) - meta[20]]
+
+
+def id_of(meta: bytes) -> tuple[str, int]:
+    """Returns the caller's session and the number of the call there."""
+    session = int.from_bytes(meta[4:8], "little")
+    return meta[40 : 40 + session].decode(errors="replace"), int.from_bytes(meta[24:32], "little")
 
 
 def trace_of(meta: bytes) -> str:
@@ -54,7 +60,8 @@ class IncomingCall:
 
     @property
     def trace(self) -> str:
-        """The W3C traceparent of this execution of the method if traces are exported, otherwise that of the caller; or an empty string."""
+        """The W3C traceparent of this execution of the method if traces are exported, otherwise that of the caller; or
+        an empty string."""
         return self._text(4)
 
     @property
@@ -71,7 +78,8 @@ class IncomingCall:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the caller cancelled the call, its deadline has passed, or the worker is stopping. The core updates it while Python computes."""
+        """Whether the caller cancelled the call, its deadline has passed, or the worker is stopping. The core updates
+        it while Python computes."""
         return self._token in aborted or int(self._core.lib.troupe_cancelled(self._token)) != 0
 
     def check(self) -> None:
@@ -83,5 +91,6 @@ class IncomingCall:
 # Tokens of calls whose pipeline item was aborted. Their methods may still return a partial result.
 aborted: set[int] = set()
 
-# The arguments of IncomingCall for the call that the current context serves. The object is created only when code asks for it.
+# The arguments of IncomingCall for the call that the current context serves. The object is created only when code asks
+# for it.
 current: ContextVar[tuple[_core.Core, int, bytes] | None] = ContextVar("troupe_call", default=None)

@@ -1,29 +1,37 @@
 """Encodes Python values for the wire: msgpack with the extension types of docs/wire.md.
 
-Small values go through msgpack's own packer. A value that contains a large array is walked here instead, so that the array is copied once, to its
-aligned place in the body. Large arrays that are received are views of the body.
+Small values go through msgpack's own packer. A value that contains a large array is walked here instead, so that the
+array is copied once, to its aligned place in the body. Large arrays that are received are views of the body.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import struct
 import sys
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from threading import get_ident
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-from . import _errors
+from . import _errors, _traceback
+
+if TYPE_CHECKING:
+    import decimal
+
+    import torch
 
 TENSOR, BATCH, HANDLE, REFERENCE, ARGUMENT, DEVICE = 1, 2, 3, 4, 5, 6
-TUPLE, SET, FROZENSET, DATACLASS, ENUM, SCALAR, PICKLE, EXCEPTION, COMPLEX, DECIMAL, DATETIME, QUEUE, STREAM = range(16, 29)
+TUPLE, SET, FROZENSET, DATACLASS, ENUM, SCALAR, PICKLE, EXCEPTION, COMPLEX, DECIMAL = range(16, 26)
+DATETIME, QUEUE, STREAM, OBJECT_ARRAY, ORDERED_DICT = range(26, 31)
 
 ALIGN = 64
 BIG = 16 << 10  # bytes from which an array makes the encoder walk the value
 MAX_DEPTH = 100
-_SMALL = 1 << 20  # bytes below which an array is copied out of a large body
+_SMALL = 1 << 20  # bytes from which an array is copied by several threads
 _MANY = 50_000  # elements above which a large body goes to msgpack's parser
 
 Buffer = bytes | bytearray | memoryview
@@ -59,7 +67,9 @@ class Tensor:
     def __getitem__(self, rows: slice) -> Tensor:
         start, stop, _ = rows.indices(len(self))
         row = len(self.data) // len(self) if len(self) else 0
-        return Tensor(self.dtype, (max(0, stop - start), *self.shape[1:]), memoryview(self.data)[start * row : stop * row])
+        return Tensor(
+            self.dtype, (max(0, stop - start), *self.shape[1:]), memoryview(self.data)[start * row : stop * row]
+        )
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -77,7 +87,8 @@ class Big(Exception):
 
 
 class Codec:
-    """Encodes and decodes the values exchanged with one other process. It knows whether pickles and handles are allowed."""
+    """Encodes and decodes the values exchanged with one other process. It knows whether pickles and handles are
+    allowed."""
 
     __slots__ = ("_free", "device", "handles", "pickle", "share", "snapshot", "why_not")
 
@@ -97,30 +108,42 @@ class Codec:
         return codec
 
     def lending(self) -> Any:
-        """Returns the collector of tensors that stay on their device, for one message or several; None if this codec copies tensors."""
+        """Returns the collector of tensors that stay on their device, for one message or several; None if this codec
+        copies tensors."""
         return _devices().Lending(self.snapshot, self.share) if self.device else None
 
     # Encoding.
 
-    def encode(self, value: Any) -> bytes | Walk:
+    def encode(self, value: object) -> bytes | Walk:
         """Encodes a value as bytes, or as a Walk that writes itself into a buffer."""
         try:
             return self._pack(value)
         except Big:
-            walk = Walk(self)
+            lending = self.lending()
             try:
-                walk.value(value, 0)
-                walk.finish()
+                walk = self.walk(lending, lambda walk: walk.value(value, 0))
+                if lending is not None:
+                    lending.finish()
             except BaseException:
                 take_references()  # drop the references to lent tensors that will not be sent
                 raise
             return walk.join() if walk.lent and walk.size < BIG else walk
 
-    def encode_args(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | Walk:
-        """Encodes the body of a call: [positional, named]."""
-        return self.encode([list(args), kwargs or None])
+    def walk(self, lending: Any, write: Callable[[Walk], object]) -> Walk:
+        """Returns a Walk that write has filled. lending.finish must be called before it is sent."""
+        blocks = None if lending is None else lending.blocks()
+        walk = Walk(self, lending, blocks)
+        write(walk)
+        if blocks is None or not blocks.tensors:
+            return walk
+        if blocks.lend(_note):
+            walk.lent += len(blocks)
+            return walk
+        walk = Walk(self, lending)  # the small tensors travel in the body
+        write(walk)
+        return walk
 
-    def _pack(self, value: Any) -> bytes:
+    def _pack(self, value: object) -> bytes:
         packer = self._free.pop() if self._free else msgpack.Packer(default=self._default, strict_types=True)
         try:
             body: bytes = packer.pack(value)
@@ -132,11 +155,11 @@ class Codec:
         self._free.append(packer)
         return body
 
-    def _default(self, value: Any) -> Any:
+    def _default(self, value: Any) -> object:
         kind = type(value)
         if kind is tuple:
             return msgpack.ExtType(TUPLE, self._pack(list(value)))
-        if is_array(value):
+        if is_tensor(value):
             if self.device and getattr(value, "is_cuda", False):
                 raise Big  # lending must happen once, and only a walk encodes each tensor once
             return _small(value)
@@ -153,8 +176,9 @@ class Codec:
             return inner  # a type that msgpack encodes itself
         return msgpack.ExtType(code, inner if isinstance(inner, bytes) else self._pack(inner))
 
-    def _ext(self, value: Any) -> tuple[int, Any]:
-        """Returns the extension type of a value that msgpack cannot encode, and its payload: bytes if encoded already."""
+    def _ext(self, value: object) -> tuple[int, object]:
+        """Returns the extension type of a value that msgpack cannot encode, and its payload: bytes if encoded
+        already."""
         kind = type(value)
         encoder = _ENCODERS.get(kind)
         if encoder is not None:
@@ -165,19 +189,28 @@ class Codec:
         numpy = sys.modules.get("numpy")
         if numpy is not None and isinstance(value, numpy.generic):
             return SCALAR, self._pack([value.dtype.str, value.tobytes()])
+        if is_array(value):
+            return OBJECT_ARRAY, _object_array_fields(value)
         if kind.__module__ != "__main__":
-            if hasattr(kind, "__dataclass_fields__"):
-                return DATACLASS, [kind.__module__, kind.__qualname__, {n: getattr(value, n) for n in kind.__dataclass_fields__}]
+            # A tensorclass of tensordict has the marks of a dataclass, but its fields are not all of its state.
+            if hasattr(kind, "__dataclass_fields__") and not hasattr(kind, "__torch_function__"):
+                return DATACLASS, [
+                    kind.__module__,
+                    kind.__qualname__,
+                    {n: getattr(value, n) for n in kind.__dataclass_fields__},
+                ]
             enum = sys.modules.get("enum")
             if enum is not None and isinstance(value, enum.Enum):
                 return ENUM, [kind.__module__, kind.__qualname__, value.name]
         return PICKLE, self._dump(value)
 
-    def _dump(self, value: Any) -> bytes:
+    def _dump(self, value: object) -> bytes:
         if not self.pickle:
             raise _errors.EncodeError(
-                f"{_short(value)} of type {type(value).__module__}.{type(value).__qualname__} cannot be sent: msgpack has no form "
-                f"for it, and {self.why_not}; send dicts, lists, numbers, strings, bytes, arrays, or a dataclass of a module "
+                f"{_short(value)} of type {type(value).__module__}.{type(value).__qualname__} cannot be sent: msgpack "
+                "has no form "
+                f"for it, and {self.why_not}; send dicts, lists, numbers, strings, bytes, arrays, or a dataclass of a "
+                "module "
                 "that both sides can import"
             )
         import cloudpickle
@@ -188,7 +221,9 @@ class Codec:
         try:
             return bytes(cloudpickle.dumps(value, protocol=5))
         except Exception as err:
-            raise _errors.EncodeError(f"{_short(value)} of type {type(value).__qualname__} cannot be pickled: {_errors.text_of(err)}") from err
+            raise _errors.EncodeError(
+                f"{_short(value)} of type {type(value).__qualname__} cannot be pickled: {_errors.text_of(err)}"
+            ) from err
         finally:
             if not outer:
                 _pickling.discard(me)
@@ -196,8 +231,8 @@ class Codec:
     # Decoding.
 
     def decode(self, body: Buffer, copy: Copy | None = None, share: bool = False) -> Any:
-        """Decodes a body. Arrays are views of a large body, which must belong to this value alone; with copy, they are copies. With share, device
-        tensors are those of their producer."""
+        """Decodes a body. Arrays are views of a large body, which must belong to this value alone; with copy, they are
+        copies. With share, device tensors are those of their producer."""
         if share:
             with _devices().sharing(True):
                 return self.decode(body, copy)
@@ -206,7 +241,9 @@ class Codec:
                 try:
                     return Reader(self, memoryview(body), copy).whole()
                 except _TooMany:
-                    body = bytes(body)  # another process may share the body, and msgpack's parser relies on it not changing
+                    body = bytes(
+                        body
+                    )  # another process may share the body, and msgpack's parser relies on it not changing
             return self._unpack(body)
         finally:
             if _unfinished:
@@ -218,7 +255,9 @@ class Codec:
         except _errors.Error:
             raise
         except Exception as err:
-            raise _errors.MalformedError(f"the body cannot be read: {type(err).__name__}: {_errors.text_of(err)}") from err
+            raise _errors.MalformedError(
+                f"the body cannot be read: {type(err).__name__}: {_errors.text_of(err)}"
+            ) from err
 
     def ext(self, code: int, data: Buffer) -> Any:
         """Decodes the payload of an extension type. An unknown type raises an error that names it."""
@@ -233,7 +272,9 @@ class Codec:
             return complex(*struct.unpack("<dd", data))
         decoder = _DECODERS.get(code)
         if decoder is None:
-            raise _errors.RefusedError(f"the unknown extension type {code} cannot be read here; run the same version on both sides")
+            raise _errors.RefusedError(
+                f"the unknown extension type {code} cannot be read here; run the same version on both sides"
+            )
         return decoder(self, self._unpack(data))
 
     def _load(self, data: Buffer) -> Any:
@@ -252,9 +293,14 @@ class Codec:
             try:
                 found = importlib.import_module(module)
             except ImportError as err:
-                raise _errors.RefusedError(f"a value of type {module}.{name} was sent, and {module} cannot be imported here: {_errors.text_of(err)}") from err
+                raise _errors.RefusedError(
+                    f"a value of type {module}.{name} was sent, and {module} cannot be imported here: "
+                    f"{_errors.text_of(err)}"
+                ) from err
         if found is None:
-            raise _errors.RefusedError(f"a value of type {module}.{name} was sent, and {module} has not been imported here")
+            raise _errors.RefusedError(
+                f"a value of type {module}.{name} was sent, and {module} has not been imported here"
+            )
         for part in name.split("."):
             found = getattr(found, part, None)
         if not isinstance(found, type):
@@ -263,13 +309,14 @@ class Codec:
 
 
 class Eventual:
-    """A value that may not be in this process yet. It is encoded as a reference, or, if it cannot have one, as its value, after a wait for it."""
+    """A value that may not be in this process yet. It is encoded as a reference, or, if it cannot have one, as its
+    value, after a wait for it."""
 
-    def reference(self) -> Any:
+    def reference(self) -> object | None:
         """Returns a reference to the value, or None."""
         return None
 
-    def arrived(self) -> Any:
+    def arrived(self) -> object:
         raise NotImplementedError
 
 
@@ -284,12 +331,13 @@ class Argument:
         self.name = name if ref is None else (ref._owner, ref._number)
 
 
-# By thread, the references encoded since take_references was last called. The sender keeps them alive until the message has arrived.
+# By thread, the references encoded since take_references was last called. The sender keeps them alive until the message
+# has arrived.
 _encoded: dict[int, list[Any]] = {}
 _pickling: set[int] = set()  # idents of threads that are pickling a value being encoded
 
 
-def _note(ref: Any) -> None:
+def _note(ref: object) -> None:
     _encoded.setdefault(get_ident(), []).append(ref)
 
 
@@ -297,9 +345,21 @@ def _note(ref: Any) -> None:
 _unfinished: dict[int, list[tuple[Callable[[], None], Any]]] = {}
 
 
-def finish_later(wait: Callable[[], None], keep: Any) -> None:
-    """Makes the decoder of the current message call wait when the message is decoded, so that all copies run at once. keep stays alive until then."""
+def finish_later(wait: Callable[[], None], keep: object) -> None:
+    """Makes the decoder of the current message call wait when the message is decoded, so that all copies run at once.
+    keep stays alive until then."""
     _unfinished.setdefault(get_ident(), []).append((wait, keep))
+
+
+@contextlib.contextmanager
+def another_message() -> Iterator[None]:
+    """A block that decodes another message while one is being decoded: copies of the outer message stay under way."""
+    outer = _unfinished.pop(get_ident(), None)
+    try:
+        yield
+    finally:
+        if outer is not None:
+            _unfinished[get_ident()] = outer
 
 
 def _finish() -> None:
@@ -312,20 +372,22 @@ def _name_of(ref: Any) -> bytes:
     return bytes(msgpack.packb({"owner": ref._owner, "id": ref._number}))
 
 
-def note_pickled(ref: Any) -> bool:
-    """Records a reference that is being pickled inside a value being encoded. Returns False if no value is being encoded."""
+def note_pickled(ref: object) -> bool:
+    """Records a reference that is being pickled inside a value being encoded. Returns False if no value is being
+    encoded."""
     if get_ident() not in _pickling:
         return False
     _note(ref)
     return True
 
 
-def take_references() -> list[Any] | None:
-    """Returns the references that this thread has encoded since the last call, and forgets them; None if there are none, the usual case."""
+def take_references() -> list[object] | None:
+    """Returns the references that this thread has encoded since the last call, and forgets them; None if there are
+    none, the usual case."""
     return _encoded.pop(get_ident(), None) if _encoded else None
 
 
-def _encode_argument(value: Argument) -> tuple[int, Any]:
+def _encode_argument(value: Argument) -> tuple[int, object]:
     _note(value.ref)
     return ARGUMENT, {"owner": value.name[0], "id": value.name[1], **({"share": True} if value.share else {})}
 
@@ -336,14 +398,14 @@ _NATIVE = {type(None), bool, int, float, str, bytes, bytearray, list, dict}  # t
 class Walked:
     """A Troupe type that travels as an extension type."""
 
-    def wire(self) -> tuple[int, Any]:
+    def wire(self) -> tuple[int, object]:
         raise NotImplementedError
 
     def big(self) -> bool:
         return False
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     try:
         text = repr(value)
         return _errors.plain(text if len(text) <= 80 else text[:77] + "…")
@@ -354,15 +416,20 @@ def _short(value: Any) -> str:
 # Extension types of single values.
 
 
-def _encode_set(value: Any) -> tuple[int, Any]:
+def _encode_set(value: Any) -> tuple[int, object]:
     return (SET if type(value) is set else FROZENSET), list(value)
 
 
-def _encode_complex(value: complex) -> tuple[int, Any]:
+def _encode_ordered(value: Mapping[object, object]) -> tuple[int, object]:
+    """Encodes an OrderedDict as a dict and its attributes: the state dict of a torch module has one, _metadata."""
+    return ORDERED_DICT, [dict(value), vars(value)]
+
+
+def _encode_complex(value: complex) -> tuple[int, object]:
     return COMPLEX, struct.pack("<dd", value.real, value.imag)
 
 
-def _encode_decimal(value: Any) -> tuple[int, Any]:
+def _encode_decimal(value: object) -> tuple[int, object]:
     return DECIMAL, [str(value)]
 
 
@@ -375,14 +442,15 @@ def _encode_time(value: Any) -> tuple[int, Any]:
     return DATETIME, [kind, value.isoformat()]
 
 
-def _zero() -> Any:
+def _zero() -> object:
     return sys.modules["datetime"].timedelta(0)
 
 
 class _Encoders(dict[type, Callable[[Any], tuple[int, Any]]]):
-    """Encoders by type. The types of datetime and decimal are added on first use, so that their modules need not be imported."""
+    """Encoders by type. The types of datetime and decimal are added on first use, so that their modules need not be
+    imported."""
 
-    def get(self, kind: type, default: Any = None) -> Any:
+    def get(self, kind: type, default: object = None) -> Any:
         found = super().get(kind)
         if found is None and kind.__module__ in ("datetime", "decimal"):
             if kind.__name__ in ("datetime", "date", "time", "timedelta"):
@@ -392,7 +460,15 @@ class _Encoders(dict[type, Callable[[Any], tuple[int, Any]]]):
         return found
 
 
-_ENCODERS = _Encoders({set: _encode_set, frozenset: _encode_set, complex: _encode_complex, Argument: _encode_argument})
+_ENCODERS = _Encoders(
+    {
+        set: _encode_set,
+        frozenset: _encode_set,
+        OrderedDict: _encode_ordered,
+        complex: _encode_complex,
+        Argument: _encode_argument,
+    }
+)
 
 
 def _decode_time(codec: Codec, value: Any) -> Any:
@@ -405,16 +481,49 @@ def _decode_time(codec: Codec, value: Any) -> Any:
     return kinds[kind].fromisoformat(data)
 
 
-def _decode_decimal(codec: Codec, value: Any) -> Any:
+def _decode_ordered(codec: Codec, value: Any) -> Any:
+    items, attributes = value
+    made = OrderedDict(items)
+    vars(made).update(attributes)
+    return made
+
+
+def _decode_decimal(codec: Codec, value: str) -> decimal.Decimal:
     import decimal
 
     return decimal.Decimal(value[0])
 
 
-def _decode_scalar(codec: Codec, value: Any) -> Any:
+def _decode_scalar(codec: Codec, value: Sequence[Any]) -> object:
     import numpy
 
     return numpy.frombuffer(value[1], dtype=numpy.dtype(value[0]))[0]
+
+
+def _object_array_fields(array: Any) -> list[object]:
+    elements = array.ravel().tolist() if array.dtype.kind == "O" else array.tobytes()
+    return [array.dtype.str, list(array.shape), elements]
+
+
+def _decode_object_array(codec: Codec, value: Any) -> Any:
+    import numpy
+
+    try:
+        dtype, shape, elements = value
+        kind = numpy.dtype(dtype)
+        if kind.kind not in _OBJECT_KINDS:
+            raise ValueError(f"dtype {dtype}")
+        if kind.kind != "O":
+            made = numpy.frombuffer(elements, dtype=kind).copy() if elements else numpy.zeros(0, dtype=kind)
+            return made.reshape(shape)
+        made = numpy.empty(len(elements), dtype=object)
+        for i, element in enumerate(
+            elements
+        ):  # an assignment of the whole list would take nested lists for further axes
+            made[i] = element
+        return made.reshape(shape)
+    except (TypeError, ValueError) as err:
+        raise _errors.MalformedError(f"an array of strings or objects cannot be read: {err}") from err
 
 
 def _decode_dataclass(codec: Codec, value: Any) -> Any:
@@ -428,12 +537,12 @@ def _decode_dataclass(codec: Codec, value: Any) -> Any:
     return obj
 
 
-def _decode_enum(codec: Codec, value: Any) -> Any:
+def _decode_enum(codec: Codec, value: Any) -> object:
     module, name, member = value
     return codec.type_of(module, name)[member]
 
 
-def _decode_device(codec: Codec, value: Any) -> Any:
+def _decode_device(codec: Codec, value: object) -> object:
     return _devices().receive(codec, value)
 
 
@@ -441,11 +550,13 @@ _DECODERS: dict[int, Callable[[Codec, Any], Any]] = {
     TUPLE: lambda codec, value: tuple(value),
     SET: lambda codec, value: set(value),
     FROZENSET: lambda codec, value: frozenset(value),
+    ORDERED_DICT: _decode_ordered,
     DATACLASS: _decode_dataclass,
     ENUM: _decode_enum,
     SCALAR: _decode_scalar,
     DECIMAL: _decode_decimal,
     DATETIME: _decode_time,
+    OBJECT_ARRAY: _decode_object_array,
     ARGUMENT: lambda codec, value: Argument(name=(value["owner"], value["id"]), share=value.get("share", False)),
     DEVICE: _decode_device,
 }
@@ -462,8 +573,9 @@ def set_handle_decoder(decode: Callable[[bytes, dict[str, Any]], Any]) -> None:
     _open_handle = decode
 
 
-def set_devices(module: Callable[[], Any]) -> None:
-    """Sets the function that returns the module for device tensors. That module imports this one, and is loaded with the first such tensor."""
+def set_devices(module: Callable[[], object]) -> None:
+    """Sets the function that returns the module for device tensors. That module imports this one, and is loaded with
+    the first such tensor."""
     global _devices
     _devices = module
 
@@ -478,9 +590,17 @@ _open_handle: Callable[[bytes, dict[str, Any]], Any] = lambda data, fields: fiel
 # Arrays.
 
 
-def is_array(value: Any) -> bool:
-    """Returns whether the value travels as a tensor. Imports nothing. torch tensors without dense elements (meta, sparse, nested) do not: they are
-    pickled."""
+_OBJECT_KINDS = ("O", "U", "S")  # numpy's kinds of dtypes whose elements are Python objects, strings or bytes
+
+
+def is_tensor(value: Any) -> bool:
+    """Returns whether the value travels as a tensor: an array of numbers."""
+    return is_array(value) and getattr(value.dtype, "kind", "") not in _OBJECT_KINDS
+
+
+def is_array(value: object) -> bool:
+    """Returns whether the value is a numpy array, a torch tensor with dense elements, or a Tensor. Imports nothing.
+    Other torch tensors (meta, sparse, nested) are pickled."""
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.ndarray):
         return True
@@ -491,7 +611,8 @@ def is_array(value: Any) -> bool:
 
 
 class Scattered:
-    """Array elements that are not contiguous in host memory, such as those on a device. They are copied once, directly into the body."""
+    """Array elements that are not contiguous in host memory, such as those on a device. They are copied once, directly
+    into the body."""
 
     __slots__ = ("_copy", "_nbytes")
 
@@ -507,7 +628,8 @@ class Scattered:
 
 
 def tensor_parts(value: Any) -> tuple[bytes, Any]:
-    """Returns the header of a tensor, msgpack [dtype, [shape…]], and its elements: an object with a buffer, or a Scattered."""
+    """Returns the header of a tensor, msgpack [dtype, [shape…]], and its elements: an object with a buffer, or a
+    Scattered."""
     if type(value) is Tensor:
         return _head(value.dtype, value.shape, False), memoryview(value.data)
     torch = sys.modules.get("torch")
@@ -520,8 +642,7 @@ def tensor_parts(value: Any) -> tuple[bytes, Any]:
     name = value.dtype.name
     if name not in _SIZES:
         raise _errors.EncodeError(
-            f"an array of dtype {value.dtype} cannot be sent; there are {', '.join(_SIZES)}; "
-            "send a list, or convert it"
+            f"an array of dtype {value.dtype} cannot be sent; there are {', '.join(_SIZES)}; send a list, or convert it"
         )
     if value.nbytes >= BIG and not value.flags.c_contiguous and name not in _TORCH_ONLY:
 
@@ -535,10 +656,12 @@ def tensor_parts(value: Any) -> tuple[bytes, Any]:
     return _head(name, value.shape, False), data
 
 
-def _torch_parts(torch: Any, value: Any) -> tuple[bytes, Any]:
+def _torch_parts(torch: Any, value: torch.Tensor) -> tuple[bytes, Any]:
     name = str(value.dtype).removeprefix("torch.")
     if name not in _SIZES:
         raise _errors.EncodeError(f"a tensor of dtype {value.dtype} cannot be sent; there are {', '.join(_SIZES)}")
+    if value.requires_grad:
+        _warn_of_gradients()
     nbytes = value.numel() * value.element_size()
     if nbytes >= BIG and not (value.device.type == "cpu" and value.is_contiguous()):
         source = value.detach()
@@ -547,7 +670,9 @@ def _torch_parts(torch: Any, value: Any) -> tuple[bytes, Any]:
             try:
                 torch.frombuffer(into, dtype=torch.uint8).view(value.dtype).reshape(value.shape).copy_(source)
             except RuntimeError as err:
-                raise _errors.EncodeError(f"a {name} tensor of shape {list(value.shape)} cannot be copied from {value.device}: {err}") from err
+                raise _errors.EncodeError(
+                    f"a {name} tensor of shape {list(value.shape)} cannot be copied from {value.device}: {err}"
+                ) from err
 
         return _head(name, tuple(value.shape), True), Scattered(nbytes, copy)
     whole = value.detach().to("cpu").contiguous()
@@ -557,14 +682,34 @@ def _torch_parts(torch: Any, value: Any) -> tuple[bytes, Any]:
     return _head(name, tuple(value.shape), True), memoryview(flat.numpy()).cast("B")
 
 
+_warned_of_gradients = False
+
+
+def _warn_of_gradients() -> None:
+    """Warns, once per process, that a tensor with requires_grad is sent as its elements alone."""
+    global _warned_of_gradients
+    if _warned_of_gradients:
+        return
+    _warned_of_gradients = True
+    import warnings
+
+    warnings.warn(
+        "a tensor with requires_grad arrives without it: gradients do not cross processes; send tensor.detach(), and "
+        "call requires_grad_() where it arrives if that is needed",
+        RuntimeWarning,
+        stacklevel=_traceback.user_stacklevel(),
+    )
+
+
 def _head(dtype: str, shape: tuple[int, ...], torch: bool) -> bytes:
-    """Encodes [dtype, [shape…]]. The dtype of a torch tensor is written as a str 8, which other readers take for the same string."""
+    """Encodes [dtype, [shape…]]. The dtype of a torch tensor is written as a str 8, which other readers take for the
+    same string."""
     text = dtype.encode()
     name = (b"\xd9" + bytes([len(text)]) if torch else bytes([0xA0 | len(text)])) + text
     return b"\x92" + name + bytes(msgpack.packb(list(shape)))
 
 
-def _small(value: Any) -> Any:
+def _small(value: object) -> Any:
     head, data = tensor_parts(value)
     if len(data) >= BIG:
         raise Big
@@ -607,7 +752,7 @@ def _make(dtype: str, shape: tuple[int, ...], data: memoryview, torch: bool) -> 
     return numpy.frombuffer(data, dtype=dtype).reshape(shape)
 
 
-def _make_torch(dtype: str, shape: tuple[int, ...], data: memoryview) -> Any:
+def _make_torch(dtype: str, shape: tuple[int, ...], data: memoryview) -> torch.Tensor:
     import torch
 
     kind = getattr(torch, dtype)
@@ -616,7 +761,17 @@ def _make_torch(dtype: str, shape: tuple[int, ...], data: memoryview) -> Any:
     return torch.frombuffer(data, dtype=torch.uint8).view(kind).reshape(shape)
 
 
-def _own(value: Any, copy: Copy | None = None) -> Any:
+def part_of(block: Any, start: int, nbytes: int, dtype: str, shape: tuple[int, ...]) -> Any:
+    """Returns the array at a place of a block of bytes, as a view of it."""
+    part, torch = block[start : start + nbytes], sys.modules.get("torch")
+    if torch is not None and isinstance(part, torch.Tensor):
+        return part.view(getattr(torch, dtype)).reshape(shape)
+    if isinstance(part, Tensor) or dtype in _TORCH_ONLY:
+        return Tensor(dtype, shape, part.data)
+    return part.view(dtype).reshape(shape)
+
+
+def _own(value: Any, copy: Copy | None = None) -> object:
     """Returns a copy of an array that is a view. `copy` copies a large array."""
     if type(value) is Tensor:
         return Tensor(value.dtype, value.shape, bytes(value.data))
@@ -639,13 +794,14 @@ def _own(value: Any, copy: Copy | None = None) -> Any:
 class Walk:
     """A value with large arrays, encoded as pieces that are written into one buffer at the end."""
 
-    __slots__ = ("_bytes", "_codec", "_lending", "_pieces", "lent", "size")
+    __slots__ = ("_blocks", "_bytes", "_codec", "_lending", "_pieces", "lent", "size")
 
-    def __init__(self, codec: Codec, lending: Any = None) -> None:
+    def __init__(self, codec: Codec, lending: Any = None, blocks: Any = None) -> None:
         self._codec = codec
         self._pieces: list[Any] = []
         self._bytes = bytearray()  # the current piece, while it consists of small values
         self._lending = lending  # collector of tensors that stay on their device
+        self._blocks = blocks  # collector of tensors that are not lent by themselves; None: they travel in the body
         self.lent = 0  # number of such tensors in this value
         self.size = 0
 
@@ -674,14 +830,14 @@ class Walk:
             for key, item in value.items():
                 self._add(self._codec._pack(key))
                 self.value(item, depth + 1)
-        elif is_array(value):
+        elif is_tensor(value):
             self._tensor(value)
         elif kind is tuple:
             self._nested(TUPLE, list(value), depth)
         else:
             self._other(value, depth)
 
-    def _other(self, value: Any, depth: int) -> None:
+    def _other(self, value: object, depth: int) -> None:
         if isinstance(value, Eventual):
             found = value.reference()
             if found is not None:
@@ -695,7 +851,7 @@ class Walk:
             code, inner = self._codec._ext(value)
             self._nested(code, inner, depth)
 
-    def _nested(self, code: int, inner: Any, depth: int) -> None:
+    def _nested(self, code: int, inner: object, depth: int) -> None:
         """Encodes an extension type whose length is known only at its end."""
         self._flush()
         head = bytearray(6)
@@ -707,8 +863,8 @@ class Walk:
         _check_length(self.size - start)
         struct.pack_into(">BIb", head, 0, 0xC9, self.size - start, code)
 
-    def _tensor(self, value: Any) -> None:
-        if self._codec.device and getattr(value, "is_cuda", False) and self._lend(value):
+    def _tensor(self, value: object) -> None:
+        if getattr(value, "is_cuda", False) and self._lend(value):
             return
         meta, data = tensor_parts(value)
         pad = -(self.size + 7 + len(meta)) % ALIGN
@@ -719,28 +875,30 @@ class Walk:
         self._pieces.append(data)
         self.size += len(data)
 
-    def _lend(self, value: Any) -> bool:
+    def _lend(self, value: torch.Tensor) -> bool:
         """Encodes a tensor that stays on its device. Returns False if the tensor must travel in the body."""
-        devices = _devices()
-        if self.lent >= devices.MOST or not devices.is_lent(value):
+        if self._lending is None or not self._lending.takes(value):
             return False
-        if self._lending is None:
-            self._lending = self._codec.lending()
-        made = self._lending.add(value)
-        if made is None:
+        if getattr(value, "requires_grad", False):
+            _warn_of_gradients()
+        made = self._lending.add(value) if self._lending.alone(value) else None
+        if made is not None:
+            self.lent += 1
+            _note(made[0])
+            self._add(msgpack.packb(msgpack.ExtType(DEVICE, made[1])))
+            return True
+        if self._blocks is None or self._blocks.full():
             return False
-        self.lent += 1
-        _note(made[0])
-        self._add(msgpack.packb(msgpack.ExtType(DEVICE, made[1])))
+        fields, description = self._blocks.add(value)
+        self._add(struct.pack(">BIb", 0xC9, len(fields) + len(description), DEVICE) + fields)
+        self._flush()
+        self._pieces.append(description)  # filled in when the block is lent
+        self.size += len(description)
         return True
 
-    def finish(self) -> None:
-        """Waits until the lent tensors are complete and the value may be sent."""
-        if self.lent:
-            self._lending.finish()
-
     def write(self, into: memoryview, copy: Copy = ctypes.memmove) -> None:
-        """Writes the pieces into the body's memory. Large pieces are copied by copy(to, from, bytes), without the interpreter lock."""
+        """Writes the pieces into the body's memory. Large pieces are copied by copy(to, from, bytes), without the
+        interpreter lock."""
         self._flush()
         at, start = 0, ctypes.addressof(ctypes.c_char.from_buffer(into))
         for piece in self._pieces:
@@ -753,7 +911,7 @@ class Walk:
                 into[at : at + n] = piece
             at += n
 
-    def pieces(self) -> list[Any]:
+    def pieces(self) -> list[Buffer]:
         self._flush()
         return self._pieces
 
@@ -766,9 +924,9 @@ class Walk:
         return b"".join(self._pieces)
 
 
-def address_of(data: memoryview) -> int:
+def address_of(data: Buffer) -> int:
     """Returns the address of the bytes, or 0 if it cannot be determined."""
-    if not data.readonly:
+    if not memoryview(data).readonly:
         return ctypes.addressof(ctypes.c_char.from_buffer(data))
     numpy = sys.modules.get("numpy")
     return 0 if numpy is None else int(numpy.frombuffer(data, dtype="u1").ctypes.data)
@@ -777,7 +935,10 @@ def address_of(data: memoryview) -> int:
 def _check_length(n: int) -> None:
     """Raises an error if a payload exceeds msgpack's 4-byte length field."""
     if n >= 1 << 32:
-        raise _errors.EncodeError(f"an array or object of {n} bytes cannot be sent: the most is 4 GiB each; send it in pieces, as a list of arrays")
+        raise _errors.EncodeError(
+            f"an array or object of {n} bytes cannot be sent: the most is 4 GiB each; send it in pieces, as a list of "
+            "arrays"
+        )
 
 
 def _array_head(n: int) -> bytes:
@@ -799,12 +960,16 @@ class _TooMany(Exception):
 class Reader:
     """Decodes a large body in place, so that the arrays in it are views."""
 
-    __slots__ = ("_at", "_body", "_codec", "_copy", "_count")
+    __slots__ = ("_address", "_at", "_body", "_codec", "_copy", "_count", "_least", "_message")
 
     def __init__(self, codec: Codec, body: memoryview, copy: Copy | None = None) -> None:
         self._codec = codec
         self._copy = copy  # copies the arrays; None: arrays are views
         self._body = body
+        # The memory that another process shares, its address, and the least bytes of an array that is a view of it.
+        self._message = None if copy is not None else getattr(body.obj, "message", None)
+        self._address = 0 if self._message is None else address_of(body)
+        self._least = BIG if self._message is not None and self._message.may_share_small() else _SMALL
         self._at = 0
         self._count = 0
 
@@ -878,9 +1043,12 @@ class Reader:
     def _ext(self, n: int, depth: int) -> Any:
         code = self._number(">b")
         if code == TENSOR:
-            value = read_tensor(self._take(n))
-            if self._copy is not None or n < _SMALL or n < len(self._body) // 8:  # a small view would keep the whole body alive
-                return _own(value, self._copy)
+            at, data = self._address + self._at, self._take(n)
+            if self._message is not None and n >= self._least:
+                return read_tensor(self._message.part(at, n))
+            value = read_tensor(data)
+            if self._copy is not None or self._message is not None or n < max(_SMALL, len(self._body) // 8):
+                return _own(value, self._copy)  # a small view would keep the whole body alive
             return value
         if code in _DECODERS:  # the payload is itself an encoded value, which may contain arrays
             end = self._at + n

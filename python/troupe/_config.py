@@ -9,7 +9,8 @@ from . import _check, _errors, _output
 
 
 class WorkerConfig:
-    """The settings of a cluster's workers; docs/python.md has a table of them. Any other object with some of these attributes works too."""
+    """The settings of a cluster's workers; docs/python.md has a table of them. Any other object with some of these
+    attributes works too."""
 
     def __init__(
         self,
@@ -40,12 +41,13 @@ class WorkerConfig:
         own_variables: bool = False,
         warm: Sequence[str] | None = None,
         output: str = "",
-        **unknown: Any,
+        **unknown: object,
     ) -> None:
         for field in unknown:
             known = [f for f in FIELDS if f != "self"]
             raise _errors.InvalidError(
-                f"WorkerConfig has no field {field!r}{_check.suggestion(field, known)}; an object of a class of your own may have other fields too"
+                f"WorkerConfig has no field {field!r}{_check.suggestion(field, known)}; an object of a class of your "
+                "own may have other fields too"
             )
         self.name = name
         self.world_size = world_size
@@ -84,7 +86,7 @@ LIFETIMES = ("creator", "run")
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 
-def check(config: Any) -> None:
+def check(config: object) -> None:
     """Raises InvalidError, naming the field, if a configuration of any class has an invalid value."""
     least = {"world_size": 1, "max_concurrency": 1, "queue_limit": 0, "restarts": 0}
     least |= dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"), 1)
@@ -102,7 +104,9 @@ def check(config: Any) -> None:
     _check.resources("resources_per_worker", setting(config, "resources_per_worker", None))
     lifetime = setting(config, "lifetime", "")
     if lifetime and lifetime not in LIFETIMES:
-        raise _errors.InvalidError(f"lifetime={lifetime!r} is none of {', '.join(LIFETIMES)}; detached=True outlives the run")
+        raise _errors.InvalidError(
+            f"lifetime={lifetime!r} is none of {', '.join(LIFETIMES)}; detached=True outlives the run"
+        )
     strategy = setting(config, "strategy", "")
     if shown := setting(config, "output", ""):
         _output.mode(shown)
@@ -110,7 +114,7 @@ def check(config: Any) -> None:
         raise _errors.InvalidError(f"strategy={strategy!r} is none of {', '.join(STRATEGIES)}")
 
 
-def setting(config: Any, name: str, default: Any) -> Any:
+def setting(config: object, name: str, default: object) -> Any:
     """Returns a field of a configuration of any class, or default if it is missing or None."""
     value = config.get(name) if isinstance(config, dict) else getattr(config, name, None)
     return default if value is None else value

@@ -1,12 +1,13 @@
 """Bindings of the Go core, a shared library: short calls into it, and the reading of its completions.
 
-Short calls keep the interpreter lock (PyDLL); a wait for completions releases it once, in poll. Of all waiting threads, one at a time is the
-reader: it takes completions in batches and delivers those of the other threads to them. When the reader leaves, another waiting thread takes over.
-Event loops read completions while no thread does. See DESIGN.md.
+Short calls keep the interpreter lock (PyDLL); a wait for completions releases it once, in poll. Of all waiting threads,
+one at a time is the reader: it takes completions in batches and delivers those of the other threads to them. When the
+reader leaves, another waiting thread takes over. Event loops read completions while no thread does. See DESIGN.md.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import itertools
@@ -18,20 +19,23 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgpack
 
-from . import _errors
+from . import _errors, _traceback
 
 if TYPE_CHECKING:
+    import asyncio
+
     from ._codec import Walk
 
 ANSWER, OVER, RESULT, CALL, CANCEL, STOPPED, VALUE = 1, 2, 3, 4, 5, 6, 7
 FAILED, LAST, CAUSE, NONE, WHOLE, SHARED, KEPT = 1, 2, 4, 8, 16, 32, 64
 
 _HEAD = struct.Struct("<IIQiIQQQ")
+_REFUSED, _RESIZED = -5, -6  # statusRefused and statusResized in cmd/libtroupe/exports.go
 _TAKE = 1 << 20
 _SET_TIMERSLACK, _GET_TIMERSLACK, _SLACK = 29, 30, 250_000  # prctl options, and the timer slack in nanoseconds
 SIDE = 1 << 62  # bit set in tokens whose completions go to the side queue
@@ -72,7 +76,8 @@ class Sleeper:
 
 
 class Notice:
-    """A waiter that runs a callback once. It refers only to the waiter list and the callback, so that no reference cycle remains afterwards."""
+    """A waiter that runs a callback once. It refers only to the waiter list and the callback, so that no reference
+    cycle remains afterwards."""
 
     __slots__ = ("_do", "_waiters")
 
@@ -111,8 +116,9 @@ def program_path() -> str:
 
 @contextlib.contextmanager
 def _unhurried() -> Iterator[None]:
-    """Sets the timer slack of threads started inside the block to at least 250 µs. In a process that receives a thousand calls a second, a thread of
-    the Go runtime wakes about every 20 µs; with more workers than cores, these threads would use a tenth of the CPU time."""
+    """Sets the timer slack of threads started inside the block to at least 250 µs. In a process that receives a
+    thousand calls a second, a thread of the Go runtime wakes about every 20 µs; with more workers than cores, these
+    threads would use a tenth of the CPU time."""
     if sys.platform != "linux":
         yield
         return
@@ -147,6 +153,7 @@ def _load() -> ctypes.PyDLL:
         ("troupe_plan", i64, (u64, ctypes.c_char_p, u64, ptr, u64)),
         ("troupe_call", i32, (u64, u64, ctypes.c_char_p, u64)),
         ("troupe_cancel", i32, (u64,)),
+        ("troupe_world", i32, (u64,)),
         ("troupe_take", i64, (ptr, u64)),
         ("troupe_side", i32, ()),
         ("troupe_output", i32, ()),
@@ -157,6 +164,7 @@ def _load() -> ctypes.PyDLL:
         ("troupe_alloc", ptr, (u64,)),
         ("troupe_empty", ptr, (u64,)),
         ("troupe_release", i32, (u64,)),
+        ("troupe_trim", i32, (u64, ctypes.c_char_p, u64)),
         ("troupe_forking", u64, ()),
         ("troupe_forked", i32, (u64, i32)),
         ("troupe_error", i64, (ptr, u64)),
@@ -181,11 +189,18 @@ def _load() -> ctypes.PyDLL:
     return lib
 
 
-def _load_copy() -> Callable[[int, int, int], int]:
-    """Loads the one function that may run long. It is called without the interpreter lock."""
-    function = ctypes.CDLL(library_path()).troupe_copy
-    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64]
-    return function
+def _load_long(lib: ctypes.PyDLL) -> tuple[Callable[[int, int, int], int], Callable[..., int]]:
+    """Loads the functions that may run long, troupe_copy and troupe_put. They are called without the interpreter
+    lock."""
+    long = ctypes.CDLL(library_path())
+    copy, put = long.troupe_copy, long.troupe_put
+    copy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64]
+    put.argtypes, put.restype = lib.troupe_put.argtypes, lib.troupe_put.restype
+    return copy, put
+
+
+class Resized(_errors.InvalidError):
+    """A role has another size than a call was planned for; the caller learns the size and plans the call again."""
 
 
 class Inbox:
@@ -201,9 +216,9 @@ class Inbox:
         self._loan: tuple[int, Any] | None = None  # number and memory of the large body being delivered
 
     def drain(self) -> bool:
-        """Takes the queued completions and delivers them. Returns False if the queue was empty; the core then sends the messages that it has held
-        back. An interrupt loses no completion: the next call resumes where this one stopped. If more is queued than fits into the buffer, the
-        descriptor stays readable."""
+        """Takes the queued completions and delivers them. Returns False if the queue was empty; the core then sends the
+        messages that it has held back. An interrupt loses no completion: the next call resumes where this one stopped.
+        If more is queued than fits into the buffer, the descriptor stays readable."""
         taken = 0
         while True:
             while self.at < self.end:
@@ -242,7 +257,7 @@ class Inbox:
             on_call(kind, token, bytes(buffer[start : start + meta_len]), body)
         return end
 
-    def _references(self, receiver: Any, flags: int, rank: int, names: bytes) -> None:
+    def _references(self, receiver: object, flags: int, rank: int, names: bytes) -> None:
         """Passes the references of a completion to its receiver. Without a receiver, they are dropped."""
         take = getattr(receiver, "take_references", None)
         if take is not None:
@@ -251,24 +266,24 @@ class Inbox:
             self._core.adopt(names)
 
     def _lent(self, at: int, n: int, number: int) -> memoryview:
-        """Returns a large body in place. The memory is released when the last array in it is freed. A body that is delivered a second time, after an
-        interrupt, keeps its one memory object."""
+        """Returns a large body in place. A body that is delivered a second time, after an interrupt, keeps its one
+        memory object."""
         if self._loan is None or self._loan[0] != number:
-            raw = _span(n).from_address(at)
-            self._loan = (number, raw)
-            weakref.finalize(raw, _give_back, self._core, number).atexit = False
-        return memoryview(self._loan[1]).cast("B")[:n]
+            self._loan = (number, Message(self._core, at, n, number).body())
+        return self._loan[1]
 
 
 class Core:
     """The Go core of this process. There is one per process."""
 
-    adopt: Callable[[bytes], list[Any]] | None = None  # makes Reference objects of encoded names, taking over the counts that came with them
+    adopt: Callable[[bytes], list[Any]] | None = (
+        None  # makes Reference objects of encoded names, taking over the counts that came with them
+    )
 
     def __init__(self) -> None:
         self._pid = os.getpid()
         self.lib = _load()
-        self.copy = _load_copy()
+        self.copy, self.put_large = _load_long(self.lib)
         self.fd = self.lib.troupe_init()
         if self.fd < 0:
             raise _errors.InternalError(f"the Go core does not start: {self.last_error()}")
@@ -282,9 +297,15 @@ class Core:
         self._side_lock = threading.Lock()  # guards _side_generation and after_side
         self._side_generation = 0  # number of the thread that reads the side queue; threads of earlier generations exit
         self._beside: set[int] = set()  # idents of threads whose completions go to the side queue
-        self.side_is_shared = False  # whether pipeline functions use the side queue too; they must not wait for a served method
-        self.on_side_shared: Callable[[], None] | None = None  # restarts the side queue's thread so that methods run on other threads
-        self.after_side: Callable[[], None] | None = None  # called by the side queue's thread after each batch of deliveries
+        self.side_is_shared = (
+            False  # whether pipeline functions use the side queue too; they must not wait for a served method
+        )
+        self.on_side_shared: Callable[[], None] | None = (
+            None  # restarts the side queue's thread so that methods run on other threads
+        )
+        self.after_side: Callable[[], None] | None = (
+            None  # called by the side queue's thread after each batch of deliveries
+        )
         self._reader = threading.Lock()
         self._sleepers: list[Sleeper] = []
         self._thread = 0  # ident of the reader
@@ -315,11 +336,15 @@ class Core:
 
     def fail(self, status: int) -> _errors.Error:
         """Returns the error for a negative status."""
+        if status == _RESIZED:
+            return Resized("the role was resized while the call was made; make it again")
         text = self.last_error()
         if status == -1:
             return _errors.InternalError(text)
         if status == -2:
             return _errors.NotFoundError("it is over already")
+        if status == _REFUSED:
+            return _errors.RefusedError(text)
         return _errors.InvalidError(text)
 
     def send(self, receiver: Receiver, do: Callable[[int], int]) -> int:
@@ -335,7 +360,7 @@ class Core:
             raise self.fail(status)
         return token
 
-    def ask(self, op: str, **fields: Any) -> Ask:
+    def ask(self, op: str, **fields: object) -> Ask:
         """Starts a request to the core that may take long."""
         ask = Ask(self)
         request = request_of(op, fields)
@@ -363,8 +388,9 @@ class Core:
         for token in list(self._pending):
             self.lib.troupe_cancel(token)
 
-    def place(self, body: bytes | Walk) -> int:
-        """Copies a large body into newly allocated memory and returns its address. The core owns the memory once it is given the address."""
+    def place(self, body: Buffer | Walk) -> int:
+        """Copies a large body into newly allocated memory and returns its address. The core owns the memory once it is
+        given the address."""
         self.check()
         n = len(body)
         at: int = self.lib.troupe_alloc(n)
@@ -372,7 +398,7 @@ class Core:
             raise MemoryError(f"no room for a body of {n} bytes")
         view = memoryview(_span(n).from_address(at)).cast("B")[:n]
         try:
-            if isinstance(body, bytes):
+            if isinstance(body, (bytes, bytearray, memoryview)):
                 view[:] = body
             else:
                 body.write(view, self.copy)
@@ -381,23 +407,27 @@ class Core:
             raise
         return at
 
-    # The side queue carries served calls, calls that run beside a worker's main thread, and calls of pipeline functions. A dedicated thread reads it.
+    # The side queue carries served calls, calls that run beside a worker's main thread, and calls of pipeline
+    # functions. A dedicated thread reads it.
 
     def read_side(self, after: Callable[[], None] | None = None) -> None:
-        """Starts a thread that reads the side queue; the thread that read it before ends. The thread calls `after` after each batch of deliveries;
-        `after` may run a method, and the queue is not read meanwhile."""
+        """Starts a thread that reads the side queue; the thread that read it before ends. The thread calls `after`
+        after each batch of deliveries; `after` may run a method, and the queue is not read meanwhile."""
         fd = self.lib.troupe_side()
         if fd < 0:
             raise self.fail(fd)
         with self._side_lock:
             self._side_generation += 1
             self.after_side = after
-            threading.Thread(target=self._read_side, args=(fd, self._side_generation), daemon=True, name="troupe-side").start()
+            threading.Thread(
+                target=self._read_side, args=(fd, self._side_generation), daemon=True, name="troupe-side"
+            ).start()
 
     @contextlib.contextmanager
     def beside(self) -> Iterator[None]:
-        """Directs the completions of what this thread sends inside the block to the side queue. The thread that reads that queue runs their callbacks
-        immediately, and threads that wait for an answer are not woken. The side queue must already have a reader."""
+        """Directs the completions of what this thread sends inside the block to the side queue. The thread that reads
+        that queue runs their callbacks immediately, and threads that wait for an answer are not woken. The side queue
+        must already have a reader."""
         me = threading.get_ident()
         if me in self._beside:
             yield
@@ -438,8 +468,9 @@ class Core:
         os.write(self._wake_write, b"\1\0\0\0\0\0\0\0")
 
     def wait(self, what: Waited, deadline: float | None) -> bool:
-        """Blocks this thread until `what` is done or the deadline passes; returns whether it is done. The thread reads completions itself, or sleeps
-        while another thread does. In an event loop it blocks that loop and nothing else."""
+        """Blocks this thread until `what` is done or the deadline passes; returns whether it is done. The thread reads
+        completions itself, or sleeps while another thread does. In an event loop it blocks that loop and nothing
+        else."""
         self.check()
         if serving_loops:
             warn_in_serving_loop()
@@ -496,8 +527,9 @@ class Core:
                 os.read(fd, 8)
 
     def idle(self, what: Waited, thread: int, when_quiet: Callable[[], None] | None = None) -> None:
-        """Waits without a deadline; thread is the ident of the calling thread. Every short call takes this path, in the caller and in the worker. The
-        reader needs no wake-up for its own result, because no other thread can have read it. when_quiet is called if the wait takes some time."""
+        """Waits without a deadline; thread is the ident of the calling thread. Every short call takes this path, in the
+        caller and in the worker. The reader needs no wake-up for its own result, because no other thread can have read
+        it. when_quiet is called if the wait takes some time."""
         if serving_loops:
             warn_in_serving_loop()
         if not self._reader.acquire(False):
@@ -535,14 +567,14 @@ class Core:
 
     # Event loops.
 
-    def enter_loop(self, loop: Any) -> None:
+    def enter_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         """Makes the loop read completions while code in it waits. Each call needs a matching leave_loop."""
         count = self._loops.get(loop, 0)
         self._loops[loop] = count + 1
         if count == 0:
             loop.add_reader(self.fd, self._ready)
 
-    def leave_loop(self, loop: Any) -> None:
+    def leave_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         count = self._loops[loop] - 1
         if count:
             self._loops[loop] = count
@@ -565,13 +597,14 @@ class Core:
     look = _ready
 
     def take_now(self) -> None:
-        """Takes the queued completions, or wakes the reader to take them. It is for completions that have woken no thread."""
+        """Takes the queued completions, or wakes the reader to take them. It is for completions that have woken no
+        thread."""
         if not self._ready():
             self.poke()
 
-    def push_soon(self, loop: Any) -> None:
-        """Sends held-back messages soon: those sent before the next iteration of the running loop leave together at that iteration. On a thread of
-        the side queue, sends them now."""
+    def push_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Sends held-back messages soon: those sent before the next iteration of the running loop leave together at
+        that iteration. On a thread of the side queue, sends them now."""
         if self._beside and threading.get_ident() in self._beside:
             self.lib.troupe_push()
             return
@@ -579,9 +612,11 @@ class Core:
             self._pushes.add(loop)
             loop.call_soon(self._push, loop)
 
-    def _push(self, loop: Any) -> None:
+    def _push(self, loop: object) -> None:
         self._pushes.discard(loop)
-        for _ in range(2):  # the second call usually finds an empty queue, and the core then sends the messages held back
+        for _ in range(
+            2
+        ):  # the second call usually finds an empty queue, and the core then sends the messages held back
             self._ready()
 
     # The end.
@@ -598,18 +633,20 @@ class Core:
                 pass
 
 
-def request_of(op: str, fields: dict[str, Any]) -> bytes:
-    """Encodes a request to the core. If a string cannot be encoded, as can happen with environments and paths, the error names its place."""
+def request_of(op: str, fields: Mapping[str, object]) -> bytes:
+    """Encodes a request to the core. If a string cannot be encoded, as can happen with environments and paths, the
+    error names its place."""
     try:
         return bytes(msgpack.packb({"op": op, **fields}))
     except UnicodeEncodeError:
         where = _unencodable(fields) or ["?"]
         raise _errors.InvalidError(
-            f"{op}: {_errors.plain('.'.join(where))} is not valid text (it has a lone surrogate, often a byte of another encoding); change or remove it"
+            f"{op}: {_errors.plain('.'.join(where))} is not valid text (it has a lone surrogate, often a byte of "
+            "another encoding); change or remove it"
         ) from None
 
 
-def _unencodable(value: Any) -> list[str] | None:
+def _unencodable(value: object) -> list[str] | None:
     """Returns the path, within nested maps and lists, of the first string that cannot be encoded, or None."""
     if isinstance(value, str):
         return [] if value.encode("utf-8", "surrogatepass") != value.encode("utf-8", "replace") else None
@@ -625,8 +662,9 @@ _spans: dict[int, type[ctypes.Array[ctypes.c_char]]] = {}
 
 
 def _span(n: int) -> type[ctypes.Array[ctypes.c_char]]:
-    """Returns the ctypes type for a large body's memory, which is slightly larger than the body (pool.go). The sizes are rounded so that there are
-    few types: creating one takes longer than a method call and leaves a reference cycle."""
+    """Returns the ctypes type for a large body's memory, which is slightly larger than the body (pool.go). The sizes
+    are rounded so that there are few types: creating one takes longer than a method call and leaves a reference
+    cycle."""
     step = max(4096, 1 << max(n.bit_length() - 5, 0))
     size = -(-n // step) * step
     span = _spans.get(size)
@@ -640,6 +678,57 @@ def _give_back(core: Core, number: int) -> None:
         core.lib.troupe_release(number)
 
 
+class Message:
+    """The memory of a large body that was received. It is released when neither the body nor an array in it is used any
+    more. When little of it is still used, the core gives the memory of the rest back, and those arrays stay where they
+    are."""
+
+    def __init__(self, core: Core, at: int, size: int, number: int) -> None:
+        self._core = core
+        self._at, self._size, self._number = at, size, number
+        self._used = 0  # bytes of the parts; approximate, because parts end in any thread
+        self._parts: dict[int, tuple[Any, int, int]] = {}  # by id of the weak reference: it, offset and size
+        _messages[number] = self
+
+    def body(self) -> memoryview:
+        """Returns the whole body."""
+        body = self.part(self._at, self._size)
+        body.obj.message = self  # type: ignore[attr-defined]
+        return body
+
+    def part(self, at: int, n: int) -> memoryview:
+        """Returns the bytes of the body at an address, which are used for as long as the view, or an array that was
+        made of it, lives."""
+        span = _span(n).from_address(at)
+        ref = weakref.ref(span, self._dropped)
+        self._parts[id(ref)] = (ref, at - self._at, n)
+        self._used += n
+        return memoryview(span).cast("B")[:n]
+
+    def may_share_small(self) -> bool:
+        """Returns whether arrays under 1 MiB may be parts. Each message of which a part is kept has a mapping of its
+        own, and a process can have 65,530 of them."""
+        return self._size > _MANY_PARTS and len(_trimmed) < _MOST_TRIMMED
+
+    def _dropped(self, ref: object) -> None:
+        self._used -= self._parts.pop(id(ref))[2]
+        if not self._parts:
+            _messages.pop(self._number, None)
+            _trimmed.discard(self._number)
+            _give_back(self._core, self._number)
+        elif self._core._pid == os.getpid() and self._used < self._size // 8 and self._number not in _trimmed:
+            _trimmed.add(self._number)
+            ranges = [word for _, offset, n in list(self._parts.values()) for word in (offset, n)]
+            self._core.lib.troupe_trim(self._number, struct.pack(f"={len(ranges)}Q", *ranges), len(ranges) // 2)
+
+
+_messages: dict[int, Message] = {}  # messages in use, by number
+_trimmed: set[int] = set()  # numbers of messages of which less than an eighth is in use
+_MANY_PARTS = 2 << 20  # bytes of a message up to which its small arrays are copied
+_MOST_TRIMMED = 1000
+atexit.register(_messages.clear)  # while the interpreter ends, no part is given back
+
+
 def _wake_pair() -> tuple[int, int]:
     if hasattr(os, "eventfd"):
         fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -648,35 +737,31 @@ def _wake_pair() -> tuple[int, int]:
     return read, write
 
 
-def running_loop() -> Any | None:
+def running_loop() -> asyncio.AbstractEventLoop | None:
     """Returns the event loop that runs in this thread, or None, without importing asyncio."""
     events = sys.modules.get("asyncio.events")
     return None if events is None else events._get_running_loop()
 
 
-# Event loops of this process that serve calls: those of async workers, async engines and async objects served by a driver.
+# Event loops of this process that serve calls: those of async workers, async engines and async objects served by a
+# driver.
 serving_loops: set[Any] = set()
 _warned = False
 
 
-def warn_in_serving_loop(remedy: str = "`await handle.method.remote(…)`, or `await` the future of a call with blocking=False") -> None:
-    """Warns, once per process, that a blocking call blocks an event loop that serves calls. remedy is the form that does not block it."""
+def warn_in_serving_loop(
+    remedy: str = "`await handle.method.remote(…)`, or `await` the future of a call with blocking=False",
+) -> None:
+    """Warns, once per process, that a blocking call blocks an event loop that serves calls. remedy is the form that
+    does not block it."""
     global _warned
     if not _warned and running_loop() in serving_loops:
         _warned = True
-        text = f"a blocking call inside the event loop of an async worker stops all calls on that loop until it returns; use {remedy}"
-        warnings.warn(text, RuntimeWarning, stacklevel=user_stacklevel())
-
-
-_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-
-
-def user_stacklevel() -> int:
-    """Returns the stacklevel that makes a warning issued by the caller point to user code."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        level, frame = level + 1, frame.f_back
-    return level
+        text = (
+            "a blocking call inside the event loop of an async worker stops all calls on that loop until it "
+            f"returns; use {remedy}"
+        )
+        warnings.warn(text, RuntimeWarning, stacklevel=_traceback.user_stacklevel())
 
 
 class Ask:
@@ -699,11 +784,12 @@ class Ask:
         for wake in list(self._waiters):
             wake()
 
-    def get(self, timeout: float | None = None) -> Any:
-        """Waits for the answer. If the wait fails or is interrupted, cancels the request."""
+    def get(self, timeout: float | None = None, wait: Callable[[Waited, float | None], bool] | None = None) -> Any:
+        """Waits for the answer, with another function than core.wait if one is given. If the wait fails or is
+        interrupted, cancels the request."""
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
-            if not self.core.wait(self, deadline):
+            if not (wait or self.core.wait)(self, deadline):
                 raise _errors.TimedOutError(f"no answer within {timeout} s")
         except BaseException:
             if not self._done and self.core._pid == os.getpid():
@@ -778,9 +864,12 @@ def loaded() -> Core | None:
     return _core
 
 
-# A forked child sees the large arrays that this process has received in place, even after this process has dropped them. Their memory is therefore
-# kept until the child exits or calls exec: the write end of this pipe, which the child inherits, is closed then.
-_forks: dict[int, tuple[int, int, int]] = {}  # by thread ident: the core's number of the fork, and the two ends of the pipe
+# A forked child sees the large arrays that this process has received in place, even after this process has dropped
+# them. Their memory is therefore kept until the child exits or calls exec: the write end of this pipe, which the child
+# inherits, is closed then.
+_forks: dict[
+    int, tuple[int, int, int]
+] = {}  # by thread ident: the core's number of the fork, and the two ends of the pipe
 
 
 def _before_fork() -> None:

@@ -1,4 +1,5 @@
-"""CUDA tensors of torch, through the CUDA driver API: handles, copies and pinned memory. Nothing here initialises CUDA."""
+"""CUDA tensors of torch, through the CUDA driver API: handles, copies and pinned memory. Nothing here initialises
+CUDA."""
 
 from __future__ import annotations
 
@@ -6,11 +7,14 @@ import contextlib
 import ctypes
 import sys
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from . import _codec
 from ._device_backend import DeviceError, Lent, Wait, nothing
+
+if TYPE_CHECKING:
+    import torch
 
 _PORTABLE, _READ_ONLY, _LAZY_PEER, _NON_BLOCKING, _NO_TIMING = 1, 8, 1, 1, 2
 
@@ -19,7 +23,7 @@ class _Handle(ctypes.Structure):
     _fields_ = [("bytes", ctypes.c_ubyte * 64)]
 
 
-def _load() -> Any:
+def _load() -> ctypes.CDLL | None:
     lib = ctypes.CDLL("libcuda.so.1")
     u64, size, integer, pointer = ctypes.c_uint64, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p
     for name, args in {
@@ -55,13 +59,16 @@ class Cuda:
 
     def __init__(self) -> None:
         self._lib: Any = None
-        self._lock = threading.RLock()  # guards the fields below; reentrant, because the collector may free, and so unmap, a tensor while it is held
+        # guards the fields below; reentrant, because the collector may free, and so unmap, a tensor while it is held
+        self._lock = threading.RLock()
         self._contexts: dict[int, Any] = {}  # by device
         self._streams: dict[int, Any] = {}  # streams for reads, by device
         self._events: dict[int, list[Any]] = {}  # unused events, by device
         self._uuids: dict[bytes, int] | None = None
         self._names: dict[int, bytes] = {}  # UUIDs, by device
-        self._opened: dict[tuple[int, bytes], list[int]] = {}  # by device and handle: the address, and the number of tensors that use it
+        self._opened: dict[
+            tuple[int, bytes], list[int]
+        ] = {}  # by device and handle: the address, and the number of tensors that use it
 
     def ready(self) -> bool:
         torch = sys.modules.get("torch")
@@ -80,7 +87,7 @@ class Cuda:
 
     # The driver.
 
-    def _call(self, name: str, *args: Any) -> None:
+    def _call(self, name: str, *args: object) -> None:
         if self._lib is None:
             try:
                 self._lib = _load()
@@ -126,31 +133,67 @@ class Cuda:
 
     # Lending.
 
-    def lend(self, value: Any, snapshot: bool, room: dict[int, int]) -> Lent | None:
+    def lend(self, value: torch.Tensor, snapshot: bool, room: dict[int, int]) -> Lent | None:
         import torch
 
         source, device = value.detach(), value.device.index
-        nbytes = source.numel() * source.element_size()
-        if snapshot or not source.is_contiguous():
-            if device not in room:  # half of the free memory, so that the copies leave room for the next step
-                free, _ = torch.cuda.mem_get_info(device)
-                room[device] = (free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)) // 2
-            if room[device] < nbytes:
-                return None
-            try:
-                source = source.clone(memory_format=torch.contiguous_format)
-            except torch.cuda.OutOfMemoryError:
-                return None
-            room[device] -= nbytes
-        handle, offset = self._export(device, source.data_ptr())
-        dtype = str(source.dtype).removeprefix("torch.")
-        return Lent(source, dtype, tuple(source.shape), nbytes, source.data_ptr(), device, self._uuid(device), handle, offset)
+        if not snapshot and source.is_contiguous():
+            return self._lent(source)
+
+        def clone() -> torch.Tensor:
+            return source.clone(memory_format=torch.contiguous_format)
+
+        copy = self._allocate(device, source.nbytes, room, clone)
+        return None if copy is None else self._lent(copy)
+
+    def device_of(self, value: torch.Tensor) -> int:
+        return int(value.device.index)
+
+    def pack(self, values: Sequence[torch.Tensor], starts: list[int], nbytes: int, room: dict[int, int]) -> Lent | None:
+        import torch
+
+        device = values[0].device
+
+        def empty() -> torch.Tensor:
+            return torch.empty(nbytes, dtype=torch.uint8, device=device)
+
+        block = self._allocate(device.index, nbytes, room, empty)
+        if block is None:
+            return None
+        into = [block[at : at + v.nbytes].view(v.dtype).reshape(v.shape) for v, at in zip(values, starts, strict=True)]
+        torch._foreach_copy_(into, [v.detach() for v in values])
+        return self._lent(block)
+
+    def _allocate(
+        self, device: int, nbytes: int, room: dict[int, int], make: Callable[[], torch.Tensor]
+    ) -> torch.Tensor | None:
+        """Returns what make allocates, or None if memory is short."""
+        import torch
+
+        if device not in room:  # half of the free memory, so that the copies leave room for the next step
+            free, _ = torch.cuda.mem_get_info(device)
+            room[device] = (free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)) // 2
+        if room[device] < nbytes:
+            return None
+        try:
+            made = make()
+        except torch.cuda.OutOfMemoryError:
+            return None
+        room[device] -= nbytes
+        return made
+
+    def _lent(self, source: torch.Tensor) -> Lent:
+        pointer, device = source.data_ptr(), source.device.index
+        handle, offset = self._export(device, pointer)
+        dtype, shape = str(source.dtype).removeprefix("torch."), tuple(source.shape)
+        return Lent(source, dtype, shape, source.nbytes, pointer, device, self._uuid(device), handle, offset)
 
     def wait(self, device: int) -> None:
         sys.modules["torch"].cuda.current_stream(device).synchronize()
 
     def _export(self, device: int, pointer: int) -> tuple[bytes, int]:
-        """Returns the IPC handle of an allocation and the pointer's offset in it; the handle is empty if the allocator supports none."""
+        """Returns the IPC handle of an allocation and the pointer's offset in it; the handle is empty if the allocator
+        supports none."""
         base, size, handle = ctypes.c_uint64(), ctypes.c_size_t(), _Handle()
         try:
             with self._context(device):
@@ -165,10 +208,15 @@ class Cuda:
     def reaches(self, uuid: bytes) -> bool:
         return uuid in self._devices()
 
-    def open(self, fields: dict[str, Any], nbytes: int, keep: Any) -> tuple[Any, Wait]:
+    def open(self, fields: Mapping[str, Any], nbytes: int, keep: object) -> tuple[torch.Tensor, Wait]:
         import torch
 
-        device, offset, dtype, shape = self._devices()[fields["uuid"]], fields.get("offset"), fields["dtype"], tuple(fields["shape"])
+        device, offset, dtype, shape = (
+            self._devices()[fields["uuid"]],
+            fields.get("offset"),
+            fields["dtype"],
+            tuple(fields["shape"]),
+        )
         shared = _Shared(self, device, fields["handle"], offset, nbytes, keep)
         if keep is not None:
             whole = torch.as_tensor(shared, device=f"cuda:{device}")
@@ -191,8 +239,9 @@ class Cuda:
 
         return self.tensor(room, dtype, shape), wait
 
-    def map(self, device: int, handle: bytes, offset: Any, nbytes: int) -> int:
-        """Returns the address of a part of another process's allocation. The allocation stays mapped while a tensor uses it."""
+    def map(self, device: int, handle: bytes, offset: object, nbytes: int) -> int:
+        """Returns the address of a part of another process's allocation. The allocation stays mapped while a tensor
+        uses it."""
         if len(handle) != 64 or not isinstance(offset, int) or offset < 0:
             raise DeviceError("a handle that is none")
         base, size, found = ctypes.c_uint64(), ctypes.c_size_t(), ctypes.c_uint64()
@@ -201,7 +250,9 @@ class Cuda:
             entry[1] += 1
             if entry[0] == 0:
                 try:
-                    self._call("cuIpcOpenMemHandle_v2", ctypes.byref(found), _Handle.from_buffer_copy(handle), _LAZY_PEER)
+                    self._call(
+                        "cuIpcOpenMemHandle_v2", ctypes.byref(found), _Handle.from_buffer_copy(handle), _LAZY_PEER
+                    )
                 except DeviceError:
                     del self._opened[device, handle]
                     raise
@@ -220,23 +271,23 @@ class Cuda:
                 del self._opened[device, handle]
                 self._call("cuIpcCloseMemHandle", entry[0])
 
-    def empty(self, nbytes: int) -> tuple[Any, int]:
+    def empty(self, nbytes: int) -> tuple[torch.Tensor, int]:
         import torch
 
         room = torch.empty(nbytes, dtype=torch.uint8, device=f"cuda:{torch.cuda.current_device()}")
         return room, room.data_ptr()
 
-    def tensor(self, room: Any, dtype: str, shape: tuple[int, ...]) -> Any:
+    def tensor(self, room: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
         import torch
 
         return room.view(getattr(torch, dtype)).reshape(shape)
 
-    def to_device(self, value: Any) -> Any:
+    def to_device(self, value: torch.Tensor) -> torch.Tensor:
         import torch
 
         return value.to(f"cuda:{torch.cuda.current_device()}") if isinstance(value, torch.Tensor) else value
 
-    def copy(self, lent: Lent) -> Any:
+    def copy(self, lent: Lent) -> torch.Tensor:
         return lent.value.clone()
 
     # Copies.
@@ -262,7 +313,7 @@ class Cuda:
             self._call("cuMemcpyHtoDAsync_v2", pointer, address, n, stream)
             return self._event(device, stream)
 
-    def _event(self, device: int, stream: Any) -> Wait:
+    def _event(self, device: int, stream: object) -> Wait:
         """Records an event in the stream. Returns a function that waits for it."""
         free = self._events.setdefault(device, [])
         try:
@@ -281,7 +332,9 @@ class Cuda:
 
     def _any_context(self) -> contextlib.AbstractContextManager[None]:
         """Returns the context of a device that this process already uses. Pinned memory belongs to all contexts."""
-        return self._context(next(iter(self._contexts)) if self._contexts else sys.modules["torch"].cuda.current_device())
+        return self._context(
+            next(iter(self._contexts)) if self._contexts else sys.modules["torch"].cuda.current_device()
+        )
 
     def register(self, address: int, n: int, writable: bool) -> bool:
         try:
@@ -302,13 +355,19 @@ class Cuda:
 class _Shared:
     """A part of another process's memory, in the form that torch accepts. It is unmapped when no tensor uses it."""
 
-    def __init__(self, cuda: Cuda, device: int, handle: bytes, offset: Any, nbytes: int, keep: Any) -> None:
+    def __init__(self, cuda: Cuda, device: int, handle: bytes, offset: object, nbytes: int, keep: object) -> None:
         self._cuda, self._device, self._handle = cuda, device, handle
         self._keep = keep  # the reference that makes the producer keep the tensor
         self._open = False
         self.pointer = cuda.map(device, handle, offset, nbytes)
         self._open = True
-        self.__cuda_array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (self.pointer, False), "strides": None, "version": 2}
+        self.__cuda_array_interface__ = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (self.pointer, False),
+            "strides": None,
+            "version": 2,
+        }
 
     def close(self) -> None:
         if self._open:

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
-from . import _errors
+from . import _core, _errors
 from ._future import Asked
 
-if TYPE_CHECKING:
-    from ._cluster import Cluster
+
+class Role(Protocol):
+    """What is watched: the Cluster of a role."""
+
+    _core: _core.Core
+    _id: int  # of the opened cluster in the core
+
+    @property
+    def name(self) -> str: ...
+
+    def _open(self) -> Role: ...
 
 
 class Death:
@@ -29,29 +38,37 @@ class Death:
         return f"<Death of {self.role}{'' if self.rank is None else f'[{self.rank}]'}: {self.error}>"
 
 
-def _deaths(role: str, told: dict[str, Any]) -> list[Death]:
-    return [Death(role, None if d["rank"] < 0 else d["rank"], d["gen"], _errors.from_wire(d["error"])) for d in told["deaths"] or []]
+def _deaths(role: str, told: Mapping[str, Any]) -> list[Death]:
+    return [
+        Death(role, None if d["rank"] < 0 else d["rank"], d["gen"], _errors.from_wire(d["error"]))
+        for d in told["deaths"] or []
+    ]
 
 
-def next_death(cluster: Cluster) -> Asked:
+def next_death(cluster: Role) -> Asked:
     """Returns a future of the next death."""
+
     def read(told: dict[str, Any]) -> Death:
-        return next(iter(_deaths(cluster.name, told)), Death(cluster.name, None, 0, _errors.ClosedError(f"cluster {cluster.name} is closed")))
+        return next(
+            iter(_deaths(cluster.name, told)),
+            Death(cluster.name, None, 0, _errors.ClosedError(f"cluster {cluster.name} is closed")),
+        )
 
     return Asked(cluster._core, "deaths", read=read, cluster=cluster._open()._id, seen=-1)
 
 
-async def since(cluster: Cluster, seen: int) -> tuple[list[Death], int, bool]:
-    """Waits for a death after the first `seen`. Returns the new deaths, the total number, and whether the role has ended."""
+async def since(cluster: Role, seen: int) -> tuple[list[Death], int, bool]:
+    """Waits for a death after the first `seen`. Returns the new deaths, the total number, and whether the role has
+    ended."""
     told = await Asked(cluster._core, "deaths", cluster=cluster._open()._id, seen=seen)
     return _deaths(cluster.name, told), told["seen"], told["ended"]
 
 
 class Watch:
-    """Calls callbacks for the deaths of one cluster's workers, on a dedicated thread. The core reports deaths through the side queue, so that threads
-    that make calls are not woken."""
+    """Calls callbacks for the deaths of one cluster's workers, on a dedicated thread. The core reports deaths through
+    the side queue, so that threads that make calls are not woken."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Role) -> None:
         import queue
 
         self._cluster = cluster._open()
@@ -90,4 +107,8 @@ class Watch:
         try:
             callback(death)
         except Exception as err:
-            warnings.warn(f"a callback for deaths of {self._cluster.name} raised {type(err).__name__}: {_errors.text_of(err)}", RuntimeWarning, stacklevel=2)
+            warnings.warn(
+                f"a callback for deaths of {self._cluster.name} raised {type(err).__name__}: {_errors.text_of(err)}",
+                RuntimeWarning,
+                stacklevel=2,
+            )

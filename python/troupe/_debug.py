@@ -1,7 +1,8 @@
-"""Inspection of a worker: stacks, interrupts and breakpoints, over a socket in the worker's private directory to which its agent connects.
+"""Inspection of a worker: stacks, interrupts and breakpoints, over a socket in the worker's private directory to which
+its agent connects.
 
-A dedicated thread answers, so that calls have no overhead. It cannot answer while native code holds the interpreter lock; the agent then sends a
-signal, on which faulthandler writes the stacks to a file without the lock.
+A dedicated thread answers, so that calls have no overhead. It cannot answer while native code holds the interpreter
+lock; the agent then sends a signal, on which faulthandler writes the stacks to a file without the lock.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from . import _core, _serve
+from ._traceback import FOLDER
 
 STACKS = signal.SIGRTMAX - 1  # as in nodes/inspect.go
 INTERRUPT = signal.SIGRTMAX - 2
@@ -27,14 +29,17 @@ _SOCKET, _FILE = "debug.sock", "stacks.txt"
 _DEPTH = 100  # frames of a stack
 _TEXT = 200  # characters of an argument's description
 _WAIT = 30.0  # seconds to wait for a silent client
-_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _SERVES: tuple[CodeType, ...] = (_serve.Server.serve.__code__, _serve.Server.invoke_async.__code__)
 
 
 def start(folder: str, name: str) -> None:
     """Starts inspection for the worker with that private directory. Must be called on the main thread."""
-    file = open(os.path.join(folder, _FILE), "ab", buffering=0)  # noqa: SIM115 - it stays open for faulthandler
+    path = os.path.join(folder, _FILE)
+    file = open(path + ".new", "ab", buffering=0)  # noqa: SIM115 - it stays open for faulthandler
     faulthandler.register(STACKS, file=file, all_threads=True)
+    os.rename(
+        file.name, path
+    )  # the agent sends the signal once it finds the file, and without a handler that would kill the process
     signal.signal(INTERRUPT, _interrupt_main)
     server = _Server(folder, name)
     sys.breakpointhook = server.breakpoint
@@ -79,7 +84,7 @@ class _Server:
         peer.sendall(json.dumps(found).encode() + b"\n")
         peer.close()
 
-    def breakpoint(self, *_: Any, **__: Any) -> None:
+    def breakpoint(self, *_: object, **__: object) -> None:
         """Replaces sys.breakpointhook: waits for `troupe debug`, and runs a debugger on its terminal."""
         frame = sys._getframe(1)
         where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
@@ -99,8 +104,9 @@ class _Server:
 # Stacks.
 
 
-def stacks() -> dict[str, Any]:
-    """Returns the stacks of all threads and of the tasks in event loops that serve calls, and the methods that they run."""
+def stacks() -> dict[str, object]:
+    """Returns the stacks of all threads and of the tasks in event loops that serve calls, and the methods that they
+    run."""
     names = {t.ident: t.name for t in threading.enumerate()}
     frames = sys._current_frames()
     own = threading.get_ident()
@@ -143,7 +149,7 @@ def _tasks() -> list[tuple[str, list[FrameType]]]:
     return out
 
 
-def _describe(frame: FrameType) -> dict[str, Any]:
+def _describe(frame: FrameType) -> dict[str, object]:
     code = frame.f_code
     return {
         "file": code.co_filename, "line": frame.f_lineno, "function": getattr(code, "co_qualname", code.co_name),
@@ -151,11 +157,11 @@ def _describe(frame: FrameType) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _calls(chain: list[FrameType], thread: str) -> list[dict[str, Any]]:
+def _calls(chain: list[FrameType], thread: str) -> list[dict[str, object]]:
     """Returns the methods that a stack runs, with short descriptions of their arguments."""
     out = []
     for inner, frame in zip([None, *chain], chain):  # noqa: B905 - the last has nothing inside
-        if frame.f_code not in _SERVES or (inner is not None and inner.f_code.co_filename.startswith(_PACKAGE)):
+        if frame.f_code not in _SERVES or (inner is not None and inner.f_code.co_filename.startswith(FOLDER)):
             continue
         known = frame.f_locals
         method = getattr(known.get("method"), "__name__", None)
@@ -167,7 +173,7 @@ def _calls(chain: list[FrameType], thread: str) -> list[dict[str, Any]]:
     return out
 
 
-def summary(value: Any, depth: int = 2) -> str:
+def summary(value: object, depth: int = 2) -> str:
     """Describes a value briefly: arrays and tensors by type and shape, others by their beginning."""
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if shape is not None and dtype is not None:
@@ -193,7 +199,7 @@ def summary(value: Any, depth: int = 2) -> str:
 def _in_method(frame: FrameType | None) -> str | None:
     """Returns the method that a stack runs, if it is in user code and not in Troupe's."""
     while frame is not None and frame.f_back is not None:
-        if frame.f_back.f_code is _serve.Server.serve.__code__ and not frame.f_code.co_filename.startswith(_PACKAGE):
+        if frame.f_back.f_code is _serve.Server.serve.__code__ and not frame.f_code.co_filename.startswith(FOLDER):
             return str(getattr(frame.f_back.f_locals.get("method"), "__name__", "a method"))
         frame = frame.f_back
     return None
@@ -205,8 +211,8 @@ def _interrupt_main(_: int, frame: FrameType | None) -> None:
 
 
 def interrupt() -> list[str]:
-    """Interrupts the running methods and returns their names. Raises KeyboardInterrupt in sync methods, on the main thread by a signal, and cancels
-    the tasks of async ones."""
+    """Interrupts the running methods and returns their names. Raises KeyboardInterrupt in sync methods, on the main
+    thread by a signal, and cancels the tasks of async ones."""
     main = threading.main_thread().ident
     out = []
     for ident, frame in sys._current_frames().items():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pdb
 import socket
-from typing import Any
 
 
 class Debugger(pdb.Pdb):
@@ -16,7 +15,7 @@ class Debugger(pdb.Pdb):
         super().__init__(stdin=self._file, stdout=self._file, nosigint=True, readrc=False)
         self.use_rawinput = False
 
-    def do_continue(self, arg: str) -> Any:
+    def do_continue(self, arg: str) -> bool | None:
         done = super().do_continue(arg)
         if not self.breaks:
             self._hang_up()
@@ -24,11 +23,11 @@ class Debugger(pdb.Pdb):
 
     do_c = do_cont = do_continue
 
-    def do_EOF(self, arg: str) -> Any:
+    def do_EOF(self, arg: str) -> bool | None:
         self.clear_all_breaks()
         return self.do_continue(arg)
 
-    def do_quit(self, arg: str) -> Any:
+    def do_quit(self, arg: str) -> bool | None:
         done = super().do_quit(arg)
         self._hang_up()
         return done

@@ -1,12 +1,14 @@
-"""Device tensors by reference: the producer keeps the tensor, and a receiver takes it by the shortest path available to it.
+"""Device tensors by reference: the producer keeps the tensor, and a receiver takes it by the shortest path available to
+it.
 
-A tensor in a result, an argument or a value of put stays on its device. The message contains a reference to it, the UUID of the device and an IPC
-handle. A receiver that can access the device opens the handle and copies the tensor, or uses it in place. Another receiver on the same host gets
-the bytes in chunks, through pages that both processes have registered (staging). All others get them over the bus. The reference is counted like
-any other: the producer drops the tensor when no process refers to it.
+A tensor in a result, an argument or a value of put stays on its device. The message contains a reference to it, the
+UUID of the device and an IPC handle. A receiver that can access the device opens the handle and copies the tensor, or
+uses it in place. Another receiver on the same host gets the bytes in chunks, through pages that both processes have
+registered (staging). All others get them over the bus. The reference is counted like any other: the producer drops the
+tensor when no process refers to it.
 
-The device library is accessed through _device_backend.Backend; _cuda.Cuda implements it for CUDA. Threads and sockets start with the first tensor
-that is lent or received.
+The device library is accessed through _device_backend.Backend; _cuda.Cuda implements it for CUDA. Threads and sockets
+start with the first tensor that is lent or received.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 
@@ -31,8 +33,15 @@ from . import _codec, _core, _errors, _reference, _session
 from ._cuda import Cuda
 from ._device_backend import Backend, DeviceError, Lent, Wait, nothing
 
-SMALLEST = 1 << 20  # bytes from which a tensor is lent; a smaller one travels in its message
-MOST = 1000  # tensors lent in one message, whose list of references is bounded
+if TYPE_CHECKING:
+    import torch
+
+SMALLEST = 1 << 20  # bytes from which the tensors of a message are lent; fewer travel in the message
+LARGE = 16 << 20  # bytes from which a tensor that is copied is lent by itself; smaller ones share blocks
+MOST = 500  # tensors lent by themselves, and blocks, in one message, whose list of references is bounded
+BLOCK = 64 << 20  # bytes of a block: a receiver that keeps one small tensor keeps its block
+_ALIGN = 256  # alignment of tensors in a block
+_DESCRIPTION = 512  # bytes of the description of a block in a message
 CHUNK = 32 << 20  # bytes copied at once
 SLOTS = 4  # chunks of one connection
 _CONNECTIONS = 8  # readers per producer, and producers per reader; each connection pins SLOTS * CHUNK bytes
@@ -40,9 +49,18 @@ _IDLE = 60.0  # seconds after which an idle connection is closed
 _SILENCE = 30.0  # seconds without a chunk after which a reader falls back to the bus
 _WANTED, _FREED = 8, 9  # kinds of completions
 _SUFFIX = ".device"
-_ENV = "TROUPE_DEVICE"  # "0": tensors travel in their messages; "host": no IPC handles; "bus": neither handles nor staging
+_ENV = (
+    "TROUPE_DEVICE"  # "0": tensors travel in their messages; "host": no IPC handles; "bus": neither handles nor staging
+)
 
-counters = {"lent": 0, "own": 0, "opened": 0, "shared": 0, "staged": 0, "bus": 0}  # number of tensors, by the way they were received
+counters = {
+    "lent": 0,
+    "own": 0,
+    "opened": 0,
+    "shared": 0,
+    "staged": 0,
+    "bus": 0,
+}  # number of tensors, by the way they were received
 last_refusal = ""  # why the last IPC handle was not used
 
 _backend: Backend = Cuda()
@@ -50,6 +68,7 @@ _lock = threading.Lock()  # guards _lender and _sources
 _lender: Lender | None = None
 _sources: dict[str, Source] = {}  # connections to producers, by socket path
 _shares = threading.local()  # .on: whether the decoder returns tensors in place
+_message = threading.local()  # .blocks: the blocks of the message that is being decoded, by number
 
 
 def backend() -> Backend:
@@ -63,23 +82,29 @@ def mode() -> str:
 # The producer.
 
 
-def is_lent(value: Any) -> bool:
-    """Returns whether an array of a result, an argument or a value of put is lent instead of sent."""
-    return backend().is_tensor(value) and value.nbytes >= SMALLEST and mode() != "0"
-
-
 class Lending:
     """The tensors lent by one message, or by the messages to several ranks. Each tensor is lent once."""
 
     def __init__(self, snapshot: bool, share: bool) -> None:
         self._snapshot = snapshot  # whether to lend copies, which later writes do not change
         self._share = share  # whether receivers use the tensors in place
-        self._known: dict[int, tuple[Any, tuple[_reference.Reference, bytes]]] = {}  # by id of the tensor, which stays alive here
+        self._known: dict[
+            int, tuple[Any, tuple[_reference.Reference, bytes]]
+        ] = {}  # by id of the tensor, which stays alive here
         self._room: dict[int, int] = {}
         self._devices: set[int] = set()
 
-    def add(self, value: Any) -> tuple[_reference.Reference, bytes] | None:
-        """Lends a tensor. Returns a reference to it and its encoded description, or None if it must travel in the message."""
+    def takes(self, value: object) -> bool:
+        """Returns whether a tensor may stay on its device."""
+        return backend().is_tensor(value) and mode() != "0"
+
+    def alone(self, value: torch.Tensor) -> bool:
+        """Returns whether a tensor is lent by itself, not in a block: it is large, or is lent without a copy."""
+        return bool(value.nbytes >= (LARGE if self._snapshot else SMALLEST)) and len(self._known) < MOST
+
+    def add(self, value: object) -> tuple[_reference.Reference, bytes] | None:
+        """Lends a tensor. Returns a reference to it and its encoded description, or None if memory for a copy is
+        short."""
         if id(value) not in self._known:
             lent = backend().lend(value, self._snapshot, self._room)
             if lent is None:
@@ -88,11 +113,88 @@ class Lending:
             self._known[id(value)] = value, _lend(lent, self._share)
         return self._known[id(value)][1]
 
+    def blocks(self) -> Blocks:
+        """Returns a collector for the small tensors of one message."""
+        return Blocks(self)
+
+    def add_block(
+        self, values: Sequence[torch.Tensor], starts: list[int], nbytes: int
+    ) -> tuple[_reference.Reference, bytes] | None:
+        """Lends a block with copies of tensors. Returns a reference to it and its encoded description, or None if
+        memory for it is short."""
+        lent = backend().pack(values, starts, nbytes, self._room)
+        if lent is None:
+            return None
+        self._devices.add(lent.device)
+        return _lend(lent, self._share)
+
     def finish(self) -> None:
         """Waits until the tensors are complete. Must be called before their message is sent."""
         for device in self._devices:
             backend().wait(device)
         self._devices.clear()
+
+
+class Blocks:
+    """The tensors of one message that are not lent by themselves. They are copied into blocks, which are lent.
+
+    In the message a tensor is [block, start, dtype, shape]. The first tensor of a block also has the description of
+    the block, for which the message reserves _DESCRIPTION bytes, because it is known only when all tensors are."""
+
+    def __init__(self, lending: Lending) -> None:
+        self._lending = lending
+        self._blocks: list[_Block] = []
+        self._open: dict[int, int] = {}  # by device, the number of the block that is being filled
+        self.tensors = 0
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def full(self) -> bool:
+        return len(self._blocks) >= MOST
+
+    def add(self, value: torch.Tensor) -> tuple[bytes, bytearray]:
+        """Adds a tensor. Returns its encoded fields, and the room for the description of its block, or no room."""
+        self.tensors += 1
+        device = backend().device_of(value)
+        number = self._open.get(device, -1)
+        first = number < 0 or self._blocks[number].nbytes + value.nbytes > BLOCK
+        if first:
+            number = self._open[device] = len(self._blocks)
+            self._blocks.append(_Block())
+        block = self._blocks[number]
+        dtype, shape = str(value.dtype).removeprefix("torch."), list(value.shape)
+        fields = bytes(msgpack.packb([number, block.nbytes, dtype, shape]))
+        block.values.append(value)
+        block.starts.append(block.nbytes)
+        block.nbytes += -(-value.nbytes // _ALIGN) * _ALIGN
+        if not first:
+            return fields, bytearray()
+        return b"\x95" + fields[1:] + struct.pack(">BH", 0xC5, _DESCRIPTION), block.description
+
+    def lend(self, note: Callable[[_reference.Reference], None]) -> bool:
+        """Lends the blocks, and calls note with the reference of each. Returns False if the tensors must travel in the
+        message: they are few, or device memory is short."""
+        if sum(block.nbytes for block in self._blocks) < SMALLEST:
+            return False
+        made = []
+        for block in self._blocks:
+            pair = self._lending.add_block(block.values, block.starts, block.nbytes)
+            if pair is None or len(pair[1]) > _DESCRIPTION:
+                return False
+            made.append(pair)
+        for block, (ref, description) in zip(self._blocks, made, strict=True):
+            block.description[: len(description)] = description
+            note(ref)
+        return True
+
+
+class _Block:
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+        self.starts: list[int] = []
+        self.nbytes = 0
+        self.description = bytearray(_DESCRIPTION)
 
 
 def _lend(lent: Lent, share: bool) -> tuple[_reference.Reference, bytes]:
@@ -106,7 +208,14 @@ def _lend(lent: Lent, share: bool) -> tuple[_reference.Reference, bytes]:
     number = lender.add(session, lent)
     counters["lent"] += 1
     ref = _reference.Reference(session, session.session, number)
-    fields = {"owner": session.session, "id": number, "dtype": lent.dtype, "shape": list(lent.shape), "uuid": lent.uuid, "socket": lender.path}
+    fields = {
+        "owner": session.session,
+        "id": number,
+        "dtype": lent.dtype,
+        "shape": list(lent.shape),
+        "uuid": lent.uuid,
+        "socket": lender.path,
+    }
     if lent.handle:
         fields["handle"], fields["offset"] = lent.handle, lent.offset
     if share:
@@ -186,7 +295,13 @@ class Lender:
             address: Any = body if isinstance(body, bytes) else self._core.place(body)
             lib.troupe_fill(runtime, number, 0, address, len(body))
         except Exception as err:
-            text = msgpack.packb({"code": "application", "message": f"the bytes of a tensor cannot be copied: {_errors.text_of(err)}", "rank": -1})
+            text = msgpack.packb(
+                {
+                    "code": "application",
+                    "message": f"the bytes of a tensor cannot be copied: {_errors.text_of(err)}",
+                    "rank": -1,
+                }
+            )
             lib.troupe_fill(runtime, number, 1, text, len(text))
 
     def _accept(self) -> None:
@@ -219,7 +334,8 @@ class Lender:
                 pass
 
     def _forked(self) -> None:
-        """Closes the sockets in a forked child, so that readers notice the end of their producer and do not wait for its child."""
+        """Closes the sockets in a forked child, so that readers notice the end of their producer and do not wait for
+        its child."""
         for reader in self._readers:
             reader.conn.close()
         if self._listener is not None:
@@ -227,7 +343,8 @@ class Lender:
 
 
 class Reader:
-    """A process that reads lent tensors in chunks. A slot of its memory is overwritten only after it has freed the slot."""
+    """A process that reads lent tensors in chunks. A slot of its memory is overwritten only after it has freed the
+    slot."""
 
     def __init__(self, lender: Lender, conn: socket.socket) -> None:
         self.conn = conn
@@ -263,7 +380,7 @@ class Reader:
         except (OSError, DeviceError, ValueError, TypeError, IndexError, msgpack.UnpackException):
             self._lender.drop(self)
 
-    def _handle(self, message: list[Any]) -> None:
+    def _handle(self, message: Sequence[Any]) -> None:
         self.active = time.monotonic()
         if message[0] == "free":
             slot = message[1]
@@ -328,11 +445,19 @@ class sharing:
         _shares.on = self._before
 
 
-def receive(codec: _codec.Codec, fields: Any) -> Any:
-    """Returns the tensor of a message: on this process's device if it has one, otherwise in host memory."""
+def receive(codec: _codec.Codec, fields: Any) -> torch.Tensor:
+    """Returns a tensor of a message: on this process's device if it has one, otherwise in host memory."""
+    if isinstance(fields, list):
+        return _part(codec, fields)
     try:
         share = getattr(_shares, "on", False) or fields.get("share") is True
-        owner, number, dtype, shape, path = fields["owner"], fields["id"], fields["dtype"], tuple(fields["shape"]), fields["socket"]
+        owner, number, dtype, shape, path = (
+            fields["owner"],
+            fields["id"],
+            fields["dtype"],
+            tuple(fields["shape"]),
+            fields["socket"],
+        )
         nbytes = _codec._SIZES[dtype]
         for axis in shape:
             nbytes *= axis
@@ -355,14 +480,38 @@ def receive(codec: _codec.Codec, fields: Any) -> Any:
         return value
     if path and mode() != "bus":
         source = _source(path)
-        if source is not None and (value := _staged(source, owner, number, dtype, shape, nbytes, on_device)) is not None:
+        if (
+            source is not None
+            and (value := _staged(source, owner, number, dtype, shape, nbytes, on_device)) is not None
+        ):
             counters["staged"] += 1
             _count_taken(nbytes)
             return value
     counters["bus"] += 1
     ref._codec = codec
-    value = ref.result()
+    with _codec.another_message():
+        value = ref.result()
     return backend().to_device(value) if on_device else value
+
+
+def _part(codec: _codec.Codec, fields: list[Any]) -> torch.Tensor:
+    """Returns a tensor that its message has in a block. The block is received with its first tensor, as a whole."""
+    blocks: dict[int, Any] = _message.__dict__.setdefault("blocks", {})
+    try:
+        number, start, dtype, shape, *description = fields
+        if description:
+            unpacker = msgpack.Unpacker()
+            unpacker.feed(description[0])
+            blocks[number] = receive(codec, unpacker.unpack())
+            _codec.finish_later(blocks.clear, None)
+        block, nbytes = blocks[number], _codec._SIZES[dtype]
+        for axis in shape:
+            nbytes *= axis
+        if not 0 <= start <= start + nbytes <= block.nbytes:
+            raise ValueError("it is not in its block")
+        return _codec.part_of(block, start, nbytes, dtype, tuple(shape))
+    except (AttributeError, KeyError, TypeError, ValueError, msgpack.UnpackException) as err:
+        raise _errors.MalformedError(f"a tensor in a block that does not say what it is: {err}") from err
 
 
 def _count_taken(nbytes: int) -> None:
@@ -370,8 +519,9 @@ def _count_taken(nbytes: int) -> None:
     session.core.lib.troupe_count_device(session.id, 1, nbytes)
 
 
-def _open(fields: dict[str, Any], nbytes: int, keep: Any) -> tuple[Any, Wait] | None:
-    """Opens the tensor by its IPC handle. Returns the tensor and a function that waits for it, or None if another path must be used."""
+def _open(fields: dict[str, object], nbytes: int, keep: object) -> tuple[torch.Tensor, Wait] | None:
+    """Opens the tensor by its IPC handle. Returns the tensor and a function that waits for it, or None if another path
+    must be used."""
     global last_refusal
     handle, uuid = fields.get("handle"), fields.get("uuid")
     if mode() in ("host", "bus"):
@@ -388,13 +538,17 @@ def _open(fields: dict[str, Any], nbytes: int, keep: Any) -> tuple[Any, Wait] | 
     return None
 
 
-def _staged(source: Source, owner: str, number: int, dtype: str, shape: tuple[int, ...], nbytes: int, on_device: bool) -> Any:
+def _staged(
+    source: Source, owner: str, number: int, dtype: str, shape: tuple[int, ...], nbytes: int, on_device: bool
+) -> torch.Tensor:
     """Fetches the tensor from its producer in chunks. Returns None if the producer does not provide it."""
     core = _core.get()
     try:
         if on_device:
             room, pointer = backend().empty(nbytes)
-            if not source.fetch(owner, number, nbytes, lambda offset, address, n: backend().write(pointer + offset, address, n)):
+            if not source.fetch(
+                owner, number, nbytes, lambda offset, address, n: backend().write(pointer + offset, address, n)
+            ):
                 return None
             return backend().tensor(room, dtype, shape)
         room = bytearray(nbytes)
@@ -458,7 +612,12 @@ class Source:
             try:
                 kind, self._slots, self._chunk = msgpack.unpackb(data)
                 size = self._slots * self._chunk
-                if kind != "ring" or not 0 < self._slots <= 64 or not 0 < self._chunk <= 1 << 30 or not _is_sealed(fds[0], size):
+                if (
+                    kind != "ring"
+                    or not 0 < self._slots <= 64
+                    or not 0 < self._chunk <= 1 << 30
+                    or not _is_sealed(fds[0], size)
+                ):
                     raise ValueError("no memory that could be mapped")
                 self._memory = Mapping(fds[0], size, writable=False)
             finally:
@@ -497,7 +656,8 @@ class Source:
         return True
 
     def fetch(self, owner: str, number: int, nbytes: int, begin: Callable[[int, int, int], Wait]) -> bool:
-        """Fetches a tensor chunk by chunk; begin(offset, address, number) starts the copy of each. Returns False if the producer does not have it."""
+        """Fetches a tensor chunk by chunk; begin(offset, address, number) starts the copy of each. Returns False if the
+        producer does not have it."""
         with self._busy:
             if self._closed or self._memory is None:
                 return False
@@ -513,7 +673,14 @@ class Source:
                 self._close()  # chunks may be under way
                 raise
 
-    def _fetch(self, owner: str, number: int, nbytes: int, begin: Callable[[int, int, int], Wait], flying: deque[tuple[int, Wait]]) -> bool:
+    def _fetch(
+        self,
+        owner: str,
+        number: int,
+        nbytes: int,
+        begin: Callable[[int, int, int], Wait],
+        flying: deque[tuple[int, Wait]],
+    ) -> bool:
         assert self._memory is not None
         self._conn.send(msgpack.packb(["get", owner, number, nbytes]))
         got = 0
@@ -525,7 +692,12 @@ class Source:
             if message == ["none"] and got == 0:
                 return False
             kind, slot, offset, n = message
-            if kind != "chunk" or offset != got or not 0 <= slot < self._slots or not 0 < n <= min(self._chunk, nbytes - got):
+            if (
+                kind != "chunk"
+                or offset != got
+                or not 0 <= slot < self._slots
+                or not 0 < n <= min(self._chunk, nbytes - got)
+            ):
                 raise ValueError("a chunk that was not asked for")
             flying.append((slot, begin(offset, self._memory.address + slot * self._chunk, n)))
             got += n
@@ -568,7 +740,14 @@ class Mapping:
         if _libc is None:
             _libc = ctypes.CDLL(None, use_errno=True)
             _libc.mmap.restype = ctypes.c_void_p
-            _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+            _libc.mmap.argtypes = [
+                ctypes.c_void_p,
+                ctypes.c_size_t,
+                ctypes.c_int,
+                ctypes.c_int,
+                ctypes.c_int,
+                ctypes.c_long,
+            ]
             _libc.munmap.argtypes = _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
             _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
         at = _libc.mmap(None, n, _PROT_READ | (_PROT_WRITE if writable else 0), _MAP_SHARED, fd, 0)
@@ -614,7 +793,8 @@ def _same_user(conn: socket.socket) -> bool:
 
 
 def _listen() -> tuple[str, socket.socket | None]:
-    """Returns the path and the listening socket for readers; "" and None if shared memory is off or its directory is unusable."""
+    """Returns the path and the listening socket for readers; "" and None if shared memory is off or its directory is
+    unusable."""
     if os.environ.get("TROUPE_SHM") == "0" or mode() == "bus":
         return "", None
     folder = _folder()

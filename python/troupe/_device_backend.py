@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
 
 Wait = Callable[[], None]  # waits for the end of a copy
 
@@ -21,7 +24,18 @@ class Lent:
 
     __slots__ = ("device", "dtype", "handle", "nbytes", "offset", "pointer", "shape", "uuid", "value")
 
-    def __init__(self, value: Any, dtype: str, shape: tuple[int, ...], nbytes: int, pointer: int, device: int, uuid: bytes, handle: bytes, offset: int) -> None:
+    def __init__(
+        self,
+        value: torch.Tensor,
+        dtype: str,
+        shape: tuple[int, ...],
+        nbytes: int,
+        pointer: int,
+        device: int,
+        uuid: bytes,
+        handle: bytes,
+        offset: int,
+    ) -> None:
         self.value = value  # the contiguous tensor
         self.dtype, self.shape, self.nbytes = dtype, shape, nbytes
         self.pointer = pointer
@@ -37,33 +51,42 @@ class Backend(Protocol):
     def ready(self) -> bool:
         """Returns whether this process uses devices. If not, no other method except is_tensor is called."""
 
-    def is_tensor(self, value: Any) -> bool:
+    def is_tensor(self, value: object) -> bool:
         """Returns whether the value is a device tensor that can be lent."""
 
-    def lend(self, value: Any, snapshot: bool, room: dict[int, int]) -> Lent | None:
-        """Returns the tensor in contiguous form, with snapshot as a copy; None if memory for the copy is short. The tensor is complete after wait.
-        room has the bytes, by device, that the copies of one message may still use; the first copy on a device sets its entry."""
+    def lend(self, value: torch.Tensor, snapshot: bool, room: dict[int, int]) -> Lent | None:
+        """Returns the tensor in contiguous form, with snapshot as a copy; None if memory for the copy is short. The
+        tensor is complete after wait. room has the bytes, by device, that the copies of one message may still use; the
+        first copy on a device sets its entry."""
+
+    def device_of(self, value: torch.Tensor) -> int:
+        """Returns the index of the device that has the tensor."""
+
+    def pack(self, values: Sequence[torch.Tensor], starts: list[int], nbytes: int, room: dict[int, int]) -> Lent | None:
+        """Returns one array of bytes with copies of tensors of one device, each at its start; otherwise as lend."""
 
     def wait(self, device: int) -> None:
-        """Waits until the tensors from lend are complete, because other processes do not wait for this one's kernels."""
+        """Waits until the tensors from lend and pack are complete, because other processes do not wait for this one's
+        kernels."""
 
     def reaches(self, uuid: bytes) -> bool:
         """Returns whether this process can access the device."""
 
-    def open(self, fields: dict[str, Any], nbytes: int, keep: Any) -> tuple[Any, Wait]:
-        """Opens the tensor of an IPC handle. Without keep, returns a copy, complete after the Wait, until which the producer must keep the tensor.
-        With keep, returns the memory itself, and keeps `keep` alive as long as the memory is used."""
+    def open(self, fields: Mapping[str, object], nbytes: int, keep: object) -> tuple[torch.Tensor, Wait]:
+        """Opens the tensor of an IPC handle. Without keep, returns a copy, complete after the Wait, until which the
+        producer must keep the tensor. With keep, returns the memory itself, and keeps `keep` alive as long as the
+        memory is used."""
 
-    def empty(self, nbytes: int) -> tuple[Any, int]:
+    def empty(self, nbytes: int) -> tuple[torch.Tensor, int]:
         """Allocates bytes on this process's device. Returns the memory and its address."""
 
-    def tensor(self, room: Any, dtype: str, shape: tuple[int, ...]) -> Any:
+    def tensor(self, room: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
         """Returns the tensor in memory from empty."""
 
-    def to_device(self, value: Any) -> Any:
+    def to_device(self, value: torch.Tensor) -> torch.Tensor:
         """Copies a tensor from host memory to this process's device."""
 
-    def copy(self, lent: Lent) -> Any:
+    def copy(self, lent: Lent) -> torch.Tensor:
         """Copies a lent tensor on the same device."""
 
     def read(self, lent: Lent, offset: int, address: int, n: int) -> Wait:

@@ -18,19 +18,24 @@ _numbers = itertools.count(1)
 _lock = threading.Lock()  # guards session.server and the objects it serves
 
 
-def serve(obj: Any, name: str | None = None, *, max_concurrency: int = 1000) -> WorkerHandle:
-    """Lets other processes call the methods of an object of this process. Returns a handle, which can be passed as an argument of calls.
+def serve(obj: object, name: str | None = None, *, max_concurrency: int = 1000) -> WorkerHandle:
+    """Lets other processes call the methods of an object of this process. Returns a handle, which can be passed as an
+    argument of calls.
 
-    Without a name, the object belongs to this process: workers that this process created get it as `self.driver` and `troupe.driver()`, and
-    workers that serve one of its calls as `troupe.current_call().driver`. With a name, it is a role of that name, to which other processes attach.
+    Without a name, the object belongs to this process: workers that this process created get it as `self.driver` and
+    `troupe.driver()`, and workers that serve one of its calls as `troupe.current_call().driver`. With a name, it is a
+    role of that name, to which other processes attach.
 
-    The methods run one at a time on a separate thread, even while the driver waits for a call. `@register(lane="control")` and `concurrency=n`
-    work as in workers. If any method is async, all run on the event loop in which serve was called, or without one, on a loop of their own.
-    Serving ends with the session (in a worker, with the process), or with `handle.cluster.shutdown()`.
+    The methods run one at a time on a separate thread, even while the driver waits for a call.
+    `@register(lane="control")` and `concurrency=n` work as in workers. If any method is async, all run on the event
+    loop in which serve was called, or without one, on a loop of their own. Serving ends with the session (in a worker,
+    with the process), or with `handle.cluster.shutdown()`.
     """
     session = _session.current()
     if isinstance(obj, type):
-        raise _errors.InvalidError(f"serve takes an object, and {obj.__qualname__} is a class; give {obj.__qualname__}(…)")
+        raise _errors.InvalidError(
+            f"serve takes an object, and {obj.__qualname__} is a class; give {obj.__qualname__}(…)"
+        )
     with _lock:
         if session.server is None:
             session.server = ObjectServer(session)
@@ -48,7 +53,8 @@ def driver() -> WorkerHandle:
 
 
 def of_session(caller: str) -> WorkerHandle:
-    """Returns the handle of the object served by the process with that session. Each call looks the role up; the cluster object is shared."""
+    """Returns the handle of the object served by the process with that session. Each call looks the role up; the
+    cluster object is shared."""
     session = _session.current(start=False)
     found = session.core.ask("driver", runtime=session.id, name=caller or "nobody").get(_PATIENCE)
     codec = session.codec(False)
@@ -57,8 +63,9 @@ def of_session(caller: str) -> WorkerHandle:
 
 
 class ObjectServer(_serve.Server):
-    """The objects that a driver serves. The side queue's thread reads the calls, so that they arrive while the driver computes. If there is a single
-    object whose methods run one at a time, that thread runs the methods itself; otherwise each object has a thread or an event loop."""
+    """The objects that a driver serves. The side queue's thread reads the calls, so that they arrive while the driver
+    computes. If there is a single object whose methods run one at a time, that thread runs the methods itself;
+    otherwise each object has a thread or an event loop."""
 
     def __init__(self, session: _session.Session) -> None:
         self.session = session
@@ -84,7 +91,13 @@ class ObjectServer(_serve.Server):
     def choose_threads(self) -> None:
         """Decides which threads run methods, after an object was added."""
         only = next(iter(self.objects.values())) if len(self.objects) == 1 else None
-        if only is not None and not only.is_async and not only.lanes and not self.core.side_is_shared and self.host is None:
+        if (
+            only is not None
+            and not only.is_async
+            and not only.lanes
+            and not self.core.side_is_shared
+            and self.host is None
+        ):
             self.core.read_side(self.run_inline)
             return
         self.core.read_side()
@@ -92,7 +105,7 @@ class ObjectServer(_serve.Server):
             if not made.is_async and self.runners[key] is None:
                 self.runners[key] = Thread(self, f"troupe-{key}")
 
-    def add(self, obj: Any, max_concurrency: int) -> str:
+    def add(self, obj: object, max_concurrency: int) -> str:
         key = f"{_SERVED}{next(_numbers)}"
         self.objects[key], self.tables[key] = _serve.describe(obj, max_concurrency, "all")
         self.runners[key] = self.loop_for() if self.objects[key].is_async else None
@@ -109,6 +122,7 @@ class ObjectServer(_serve.Server):
             raise
         cluster = Cluster.__new__(Cluster)
         cluster._setup(self.session, fields)
+        cluster._worker_cls = type(self.objects[key].value)
         cluster._on_shutdown = lambda: self.remove(key)
         return cluster.workers[0]
 
@@ -139,7 +153,7 @@ class ObjectServer(_serve.Server):
 
     # Called by the reader; must not block.
 
-    def arrived(self, kind: int, token: int, meta: bytes, body: Any) -> None:
+    def arrived(self, kind: int, token: int, meta: bytes, body: object) -> None:
         if kind == VALUE:
             self.take_value(token, meta, body)
             return
@@ -167,7 +181,8 @@ class ObjectServer(_serve.Server):
 
 
 class Thread:
-    """Runs the methods of one object, one at a time. The object's queue in the core bounds the number of waiting calls."""
+    """Runs the methods of one object, one at a time. The object's queue in the core bounds the number of waiting
+    calls."""
 
     def __init__(self, server: ObjectServer, name: str) -> None:
         import queue
@@ -180,7 +195,7 @@ class Thread:
         while (item := self.calls.get()) is not None:
             self.server.serve(*item)
 
-    def put(self, item: tuple[int, bytes, Any]) -> None:
+    def put(self, item: tuple[int, bytes, object]) -> None:
         self.calls.put(item)
 
     def end(self) -> None:

@@ -28,8 +28,9 @@ _rooms: dict[int, _Room] = {}  # by address of the elements
 def empty(shape: int | Sequence[int], dtype: Any = "float32") -> Any:
     """Returns an uninitialized numpy array that a method can return without a copy.
 
-    Fill the array and return it: the receivers use the same memory. The array is read-only from then on, so create another one for the next
-    result. Do not write to views of it, or to tensors made from it by torch.from_numpy, either. The array does not exist in forked children.
+    Fill the array and return it: the receivers use the same memory. The array is read-only from then on, so create
+    another one for the next result. Do not write to views of it, or to tensors made from it by torch.from_numpy,
+    either. The array does not exist in forked children.
     """
     import numpy
 
@@ -64,8 +65,8 @@ def _end(core: _core.Core, at: int) -> None:
 
 
 def place(core: _core.Core, body: bytes | _codec.Walk) -> int:
-    """Returns the address of memory with a result: that of the array if the result is an array from empty, otherwise new memory that the core takes
-    over."""
+    """Returns the address of memory with a result: that of the array if the result is an array from empty, otherwise
+    new memory that the core takes over."""
     if _rooms and isinstance(body, _codec.Walk):
         pieces = body.pieces()
         if len(pieces) == 2 and len(pieces[0]) == _codec.ALIGN and isinstance(pieces[1], memoryview):

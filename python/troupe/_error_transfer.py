@@ -19,8 +19,8 @@ _CODE = "application"
 
 
 def describe(err: BaseException, codec: _codec.Codec | None = None) -> dict[str, Any]:
-    """Describes an exception in wire format. It never fails, although the exception's __str__, its attributes and their types are arbitrary user
-    code: a part that cannot be shown is named instead."""
+    """Describes an exception in wire format. It never fails, although the exception's __str__, its attributes and their
+    types are arbitrary user code: a part that cannot be shown is named instead."""
     try:
         ours = issubclass(type(err), _errors.Error)
         fields = _own(err) if ours else _others(err)
@@ -79,7 +79,8 @@ def _alone(err: BaseException) -> str:
 
 
 def _stack(err: BaseException, message: str) -> str:
-    """Returns the traceback. If its messages leave no room for the frames, or cannot be shown, returns the frames and the message only."""
+    """Returns the traceback. If its messages leave no room for the frames, or cannot be shown, returns the frames and
+    the message only."""
     import traceback
 
     try:
@@ -90,7 +91,10 @@ def _stack(err: BaseException, message: str) -> str:
         pass
     try:
         frames = _last(_frames(err), _MOST_STACK // 2)
-        return f"Traceback (most recent call last):\n{frames}{_errors.type_name(err)}: {_errors.plain(message, _MOST_STACK // 4)}\n"
+        return (
+            f"Traceback (most recent call last):\n{frames}{_errors.type_name(err)}: "
+            f"{_errors.plain(message, _MOST_STACK // 4)}\n"
+        )
     except BaseException:
         return ""
 
@@ -111,19 +115,24 @@ def _last(text: str, most: int = _MOST_STACK) -> str:
 
 
 def _is_call_mistake(err: BaseException, message: str) -> bool:
-    """Returns whether the arguments did not fit the method: the error arose in the host's own call, before the method's first line."""
+    """Returns whether the arguments did not fit the method: the error arose in the host's own call, before the method's
+    first line."""
     tb = err.__traceback__
     while tb is not None and tb.tb_next is not None:
         tb = tb.tb_next
-    return tb is not None and tb.tb_frame.f_globals.get("__name__") in ("troupe.worker", "troupe._serve") and "argument" in message
+    return (
+        tb is not None
+        and tb.tb_frame.f_globals.get("__name__") in ("troupe.worker", "troupe._serve")
+        and "argument" in message
+    )
 
 
 # The state of an exception: its arguments, attributes and causes, in the details of its error.
 
 
 def _state(err: BaseException, codec: _codec.Codec) -> dict[str, str]:
-    """Returns the details from which the caller rebuilds the exception; empty if they cannot be read. Arguments and attributes that cannot be sent
-    are replaced by their text and listed."""
+    """Returns the details from which the caller rebuilds the exception; empty if they cannot be read. Arguments and
+    attributes that cannot be sent are replaced by their text and listed."""
     import base64
 
     try:
@@ -132,7 +141,10 @@ def _state(err: BaseException, codec: _codec.Codec) -> dict[str, str]:
         one: BaseException | None = err
         while one is not None and len(chain) < _MOST_CAUSES:
             module, name = _type(one)["module"], _type(one)["type"]
-            args = [_sendable(codec, arg, f"argument {i + 1} of {name}", lost) for i, arg in enumerate(list(one.args)[:_MOST_PARTS])]
+            args = [
+                _sendable(codec, arg, f"argument {i + 1} of {name}", lost)
+                for i, arg in enumerate(list(one.args)[:_MOST_PARTS])
+            ]
             fields = list({**one.__dict__, **_errors.fields_of(one)}.items())[:_MOST_PARTS]
             state = {k: _sendable(codec, v, f"attribute {k} of {name}", lost) for k, v in fields if k not in _NOT_SENT}
             chain.append([module, name, args, state])
@@ -147,7 +159,7 @@ def _state(err: BaseException, codec: _codec.Codec) -> dict[str, str]:
         return {}
 
 
-def _sendable(codec: _codec.Codec, value: Any, what: str, lost: list[str]) -> Any:
+def _sendable(codec: _codec.Codec, value: object, what: str, lost: list[str]) -> object:
     """Returns the value, or its text if it cannot be sent."""
     why = "could not be sent"
     try:
@@ -163,8 +175,8 @@ def _sendable(codec: _codec.Codec, value: Any, what: str, lost: list[str]) -> An
 
 
 def rebuild(error: _errors.Error, codec: _codec.Codec) -> _errors.Error:
-    """Returns the error as an instance of the original exception's type too, if that type is known here. The error's message says what could not be
-    rebuilt."""
+    """Returns the error as an instance of the original exception's type too, if that type is known here. The error's
+    message says what could not be rebuilt."""
     packed = error.details.pop("exception", "")
     if error.code not in ("application", "refused", "panic", "worker_lost") or not error.details.get("type"):
         return error
@@ -176,7 +188,9 @@ def rebuild(error: _errors.Error, codec: _codec.Codec) -> _errors.Error:
         module, name = error.details.get("module", ""), error.details["type"]
         if module in ("builtins", "troupe", "troupe._errors"):
             return error  # SystemExit and the like, or a Troupe error
-        return _not_rebuilt(error, f"its type {module}.{name} is not known here" if module else "its type is not known here")
+        return _not_rebuilt(
+            error, f"its type {module}.{name} is not known here" if module else "its type is not known here"
+        )
     return _errors.with_original(error, original)
 
 
@@ -185,11 +199,11 @@ def _not_rebuilt(error: _errors.Error, why: str) -> _errors.Error:
     return error
 
 
-def _from_text(error: _errors.Error) -> list[Any]:
+def _from_text(error: _errors.Error) -> list[object]:
     return [error.details.get("module", ""), error.details.get("type", ""), [error.message], {}]
 
 
-def _unpack(packed: str, codec: _codec.Codec) -> list[Any]:
+def _unpack(packed: str, codec: _codec.Codec) -> list[object]:
     import base64
 
     try:
@@ -206,7 +220,9 @@ def _rebuild_chain(chain: list[Any], codec: _codec.Codec) -> BaseException | Non
         if kind is None:
             if chain[0][:2] == [module, name]:
                 return None
-            cause = _errors.ApplicationError(": ".join([name, *(_errors.text_of(a) for a in args)]), details={"type": name, "module": module})
+            cause = _errors.ApplicationError(
+                ": ".join([name, *(_errors.text_of(a) for a in args)]), details={"type": name, "module": module}
+            )
             continue
         one = _errors._new(kind, tuple(args))
         _errors.copy_fields(state, one)

@@ -1,30 +1,24 @@
 """Exceptions: one class for each error code of the wire, all derived from Error.
 
-    Error
-    ├── ApplicationError      the method raised; the error is also an instance of the original type, if that type is known here
-    │   └── PanicError        the worker's method crashed in a way that its language calls a panic
-    ├── RefusedError          the receiver rejected the request: bad argument, wrong state, missing permission
-    ├── BusyError             a bounded queue is full; try again later
-    ├── NotFoundError         the role, method or object does not exist
-    ├── ExistsError           the name is taken
-    ├── ConflictError         another process wrote in between
-    ├── FencedError           the token is stale
-    ├── TimedOutError         the deadline passed (also a TimeoutError)
-    ├── CancelledError        the caller cancelled the call, or a sibling failed first
-    ├── WorkerLostError       the worker is known to be dead
-    ├── OutcomeUnknownError   the operation may or may not have taken effect
-    ├── NoSpaceError          the head's store is full; nothing was written (also an OSError)
-    ├── UnavailableError      the head cannot be reached (also a ConnectionError)
-    ├── ClosedError           this side has been closed
-    ├── VersionError          the peer uses another version of the wire protocol
-    ├── MalformedError        the frame or body violates the wire protocol
-    ├── InvalidError          the caller's input is wrong; nothing was sent (also a ValueError)
-    │   └── EncodeError       the value cannot be encoded (also a TypeError)
-    └── InternalError         a bug on the other side, or in the Go core
+Error
+├── ApplicationError      the method raised; the error is also an instance of the original type, if that type is known
+here │   └── PanicError        the worker's method crashed in a way that its language calls a panic ├── RefusedError
+the receiver rejected the request: bad argument, wrong state, missing permission ├── BusyError             a bounded
+queue is full; try again later ├── NotFoundError         the role, method or object does not exist ├── ExistsError
+the name is taken ├── ConflictError         another process wrote in between ├── FencedError           the token is
+stale ├── TimedOutError         the deadline passed (also a TimeoutError) ├── CancelledError        the caller cancelled
+the call, or a sibling failed first ├── WorkerLostError       the worker is known to be dead ├── OutcomeUnknownError
+the operation may or may not have taken effect ├── NoSpaceError          the head's store is full; nothing was written
+(also an OSError) ├── UnavailableError      the head cannot be reached (also a ConnectionError) ├── ClosedError
+this side has been closed ├── VersionError          the peer uses another version of the wire protocol ├──
+MalformedError        the frame or body violates the wire protocol ├── InvalidError          the caller's input is
+wrong; nothing was sent (also a ValueError) │   └── EncodeError       the value cannot be encoded (also a TypeError) └──
+InternalError         a bug on the other side, or in the Go core
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from . import _traceback
@@ -75,7 +69,8 @@ class Error(Exception):
 
     @property
     def original(self) -> BaseException | None:
-        """The exception that the remote method raised, rebuilt here. None if its type is not known here, or if no method raised."""
+        """The exception that the remote method raised, rebuilt here. None if its type is not known here, or if no
+        method raised."""
         return None
 
     def __str__(self) -> str:
@@ -101,8 +96,8 @@ class Error(Exception):
         return f"{name}: {message}{lost}"
 
     def _again(self) -> Error:
-        """Returns a copy to raise. A raised exception refers to the frames that it passed, and these often refer to the future that keeps the
-        original: a reference cycle that would keep the arguments of the call alive."""
+        """Returns a copy to raise. A raised exception refers to the frames that it passed, and these often refer to the
+        future that keeps the original: a reference cycle that would keep the arguments of the call alive."""
         return _rebuild(type(self), self.message, self.__dict__)._caused_by(self.__cause__)
 
     def _caused_by(self, cause: BaseException | None) -> Error:
@@ -110,19 +105,19 @@ class Error(Exception):
             self.__cause__ = cause
         return self
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild, (type(self), self.message, {k: v for k, v in self.__dict__.items() if k != "message"}))
 
 
-def _rebuild(cls: type[Error], message: str, state: dict[str, Any]) -> Error:
+def _rebuild(cls: type[Error], message: str, state: Mapping[str, object]) -> Error:
     error = cls(message)
     error.__dict__.update(state)
     return error
 
 
 class _Dual:
-    """Mixin for an error that is also an instance of the type that the remote method raised. `_error` is the error without that type. Attributes of
-    the original exception take precedence over those of the error."""
+    """Mixin for an error that is also an instance of the type that the remote method raised. `_error` is the error
+    without that type. Attributes of the original exception take precedence over those of the error."""
 
     _error: Error
     _original: BaseException
@@ -137,7 +132,7 @@ class _Dual:
     def _again(self) -> Error:
         return with_original(self._error, self._original)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return (with_original, (self._error, self._original))
 
 
@@ -145,8 +140,9 @@ _duals: dict[tuple[type, type], type] = {}
 
 
 def with_original(error: Error, original: BaseException) -> Error:
-    """Returns the error as an instance of the original exception's class too, so that `except ValueError` catches it. It has the original's
-    arguments, attributes and __cause__. If Python cannot create such a class, returns the error with the original as its __cause__."""
+    """Returns the error as an instance of the original exception's class too, so that `except ValueError` catches it.
+    It has the original's arguments, attributes and __cause__. If Python cannot create such a class, returns the error
+    with the original as its __cause__."""
     try:
         dual: Any = _new(_dual_class(type(error), type(original)), original.args)
         dual.__dict__.update({**error.__dict__, **original.__dict__, "_error": error, "_original": original})
@@ -172,11 +168,13 @@ def _dual_class(kind: type[Error], original: type[BaseException]) -> type:
     return found
 
 
-def _new(kind: type, args: tuple[Any, ...]) -> BaseException:
+def _new(kind: type, args: tuple[object, ...]) -> BaseException:
     """Creates an exception with these arguments without calling its class's own constructor, which may take others."""
     builtin: Any = next(c for c in kind.__mro__ if c.__module__ == "builtins")
+    # MemoryError.__new__ refuses classes whose first base is another; they have the layout of every exception.
+    allocate: Any = BaseException if builtin is MemoryError and issubclass(kind, Error) else builtin
     try:
-        made: BaseException = builtin.__new__(kind, *args)
+        made: BaseException = allocate.__new__(kind, *args)
         builtin.__init__(made, *args)
     except TypeError:  # a subclass of a class such as UnicodeDecodeError with other arguments
         made = BaseException.__new__(kind, *args) if builtin in (Exception, BaseException) else builtin.__new__(kind)
@@ -189,14 +187,20 @@ _MOST_DUALS = 1000
 
 def _field_names(err: BaseException) -> tuple[str, ...]:
     """Returns the attributes of built-in types that are neither arguments nor in __dict__."""
-    return ("name", "path") if isinstance(err, ImportError) else ("filename", "filename2") if isinstance(err, OSError) else ()
+    return (
+        ("name", "path")
+        if isinstance(err, ImportError)
+        else ("filename", "filename2")
+        if isinstance(err, OSError)
+        else ()
+    )
 
 
-def fields_of(err: BaseException) -> dict[str, Any]:
+def fields_of(err: BaseException) -> dict[str, object]:
     return {name: value for name in _field_names(err) if (value := getattr(err, name, None)) is not None}
 
 
-def copy_fields(fields: dict[str, Any], err: BaseException) -> None:
+def copy_fields(fields: Mapping[str, object], err: BaseException) -> None:
     for name in _field_names(err):
         if name in fields:
             setattr(err, name, fields[name])
@@ -285,11 +289,27 @@ class InternalError(Error):
 _CLASSES: dict[str, type[Error]] = {
     c.code: c
     for c in (
-        ApplicationError, PanicError, RefusedError, BusyError, NotFoundError, ExistsError, ConflictError, FencedError,
-        TimedOutError, CancelledError, WorkerLostError, OutcomeUnknownError, NoSpaceError, UnavailableError, ClosedError, VersionError,
-        MalformedError, InvalidError, InternalError,
+        ApplicationError,
+        PanicError,
+        RefusedError,
+        BusyError,
+        NotFoundError,
+        ExistsError,
+        ConflictError,
+        FencedError,
+        TimedOutError,
+        CancelledError,
+        WorkerLostError,
+        OutcomeUnknownError,
+        NoSpaceError,
+        UnavailableError,
+        ClosedError,
+        VersionError,
+        MalformedError,
+        InvalidError,
+        InternalError,
     )
-}  # fmt: skip
+}
 
 
 def from_wire(fields: dict[str, Any]) -> Error:
@@ -309,16 +329,19 @@ def from_wire(fields: dict[str, Any]) -> Error:
     return error
 
 
-def from_body(body: Any) -> Error:
-    """Creates the exception for an encoded error. Invalid UTF-8 is escaped, because the reader of completions must not fail."""
+def from_body(body: object) -> Error:
+    """Creates the exception for an encoded error. Invalid UTF-8 is escaped, because the reader of completions must not
+    fail."""
     import msgpack
 
-    return from_wire(msgpack.unpackb(body, strict_map_key=False, unicode_errors="backslashreplace", ext_hook=msgpack.ExtType))
+    return from_wire(
+        msgpack.unpackb(body, strict_map_key=False, unicode_errors="backslashreplace", ext_hook=msgpack.ExtType)
+    )
 
 
 def text_of(value: object, most: int = MOST_TEXT) -> str:
-    """Returns the text of a value, usually an exception, whatever its __str__ does: encodable and bounded. If __str__ fails, the text says which type
-    failed and why."""
+    """Returns the text of a value, usually an exception, whatever its __str__ does: encodable and bounded. If __str__
+    fails, the text says which type failed and why."""
     try:
         return plain(str(value), most)
     except BaseException as err:  # SystemExit too: formatting a message must not end the process
@@ -344,4 +367,6 @@ def plain(text: object, most: int = MOST_TEXT) -> str:
     if length <= 2 * most and len(data) <= most:
         return data.decode()
     half = most // 2
-    return f"{data[:half].decode(errors='ignore')} … ({length} characters, cut) … {data[-half:].decode(errors='ignore')}"
+    return (
+        f"{data[:half].decode(errors='ignore')} … ({length} characters, cut) … {data[-half:].decode(errors='ignore')}"
+    )

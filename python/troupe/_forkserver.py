@@ -1,8 +1,9 @@
 """A process that forks workers, which saves each worker the same imports: `python -m troupe.worker --fork-server`.
 
-An agent starts one for workers with the same program, environment and directory (nodes/forkserver.go), and sends it the descriptors of each
-worker. The server has one thread and has not loaded the Go library, whose threads a fork would lose. A worker is a child of the agent, not of the
-server (CLONE_PARENT): the agent sees its exit like that of any other worker, and the end of the server does not affect it.
+An agent starts one for workers with the same program, environment and directory (nodes/forkserver.go), and sends it the
+descriptors of each worker. The server has one thread and has not loaded the Go library, whose threads a fork would
+lose. A worker is a child of the agent, not of the server (CLONE_PARENT): the agent sees its exit like that of any other
+worker, and the end of the server does not affect it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import stat
 import sys
 import time
 import traceback
+from collections.abc import Mapping
 from typing import Any
 
 ARGUMENT = "--fork-server"  # as in nodes/forkserver.go
@@ -40,7 +42,8 @@ class Unfit(Exception):
 
 
 def serve() -> None:
-    """Forks workers if this process was started as a fork server, and returns in each worker; returns immediately in any other process."""
+    """Forks workers if this process was started as a fork server, and returns in each worker; returns immediately in
+    any other process."""
     if sys.argv[1:] != [ARGUMENT]:
         return
     os.set_inheritable(_CONTROL, False)
@@ -90,21 +93,29 @@ class _Server:
             try:
                 importlib.import_module(name)
             except BaseException as err:  # a normally started worker repeats the import and reports the error
-                raise Unfit(f"import of {name} failed: {traceback.format_exception_only(type(err), err)[-1].strip()}") from None
+                raise Unfit(
+                    f"import of {name} failed: {traceback.format_exception_only(type(err), err)[-1].strip()}"
+                ) from None
         self._files = [(path, version) for path in _own_files() if (version := _version(path)) is not None]
 
     def check(self) -> None:
         """Raises Unfit if a fork would lose or share state."""
         self._end_library_threads()
         if threads := _threads():
-            raise Unfit(f"there are {len(threads)} more threads after the imports ({', '.join(sorted(threads))}), and a fork would lose them")
+            raise Unfit(
+                f"there are {len(threads)} more threads after the imports ({', '.join(sorted(threads))}), and a fork "
+                "would lose them"
+            )
         for number in os.listdir("/proc/self/fd"):
             try:
                 target = os.readlink(f"/proc/self/fd/{number}")
             except OSError:
                 continue
             if target.startswith(_DEVICES):
-                raise Unfit(f"the imports have opened {target}: a driver of devices (CUDA) that is initialised does not work after a fork")
+                raise Unfit(
+                    f"the imports have opened {target}: a driver of devices (CUDA) that is initialised does not work "
+                    "after a fork"
+                )
             if target.startswith("socket:") and int(number) != _CONTROL:
                 raise Unfit("the imports have opened a connection, which all workers would share")
         torch = sys.modules.get("torch")
@@ -114,7 +125,8 @@ class _Server:
         gc.freeze()  # keeps the collector of a worker from touching, and so copying, the pages of these objects
 
     def _end_library_threads(self) -> None:
-        """Forks an ordinary child, so that libraries with fork handlers, such as OpenBLAS, end their threads. They restart them on demand."""
+        """Forks an ordinary child, so that libraries with fork handlers, such as OpenBLAS, end their threads. They
+        restart them on demand."""
         child = os.fork()
         if child == 0:
             os._exit(0)
@@ -129,7 +141,9 @@ class _Server:
         """Forks a worker for each message, and returns in the worker. The agent closes the socket to end the server."""
         while True:
             numbers = array.array("i")
-            message, extra, _, _ = self._control.recvmsg(1, socket.CMSG_SPACE(4 * numbers.itemsize), socket.MSG_CMSG_CLOEXEC)
+            message, extra, _, _ = self._control.recvmsg(
+                1, socket.CMSG_SPACE(4 * numbers.itemsize), socket.MSG_CMSG_CLOEXEC
+            )
             for level, kind, data in extra:
                 if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                     numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
@@ -152,14 +166,22 @@ class _Server:
                 os.close(number)
 
     def _fork(self, group: int) -> int:
-        """Forks like os.fork, but makes the child a child of the agent, in the given control group if there is one. Returns 0 in the child and -1 on
-        failure. The kernel writes the child's thread id where the C library keeps that of its main thread."""
+        """Forks like os.fork, but makes the child a child of the agent, in the given control group if there is one.
+        Returns 0 in the child and -1 on failure. The kernel writes the child's thread id where the C library keeps that
+        of its main thread."""
         sys.stdout.flush()
         sys.stderr.flush()
         flags, tid = _CLONE_PARENT | _CLONE_CHILD_SETTID | _CLONE_CHILD_CLEARTID, ctypes.c_void_p(self._tid_at)
         if group < 0:
             none = ctypes.c_void_p(None)
-            arguments: tuple[Any, ...] = (self._clone, ctypes.c_long(flags | signal.SIGCHLD), none, none, tid, tid)  # child_tid is the 4th or 5th
+            arguments: tuple[Any, ...] = (
+                self._clone,
+                ctypes.c_long(flags | signal.SIGCHLD),
+                none,
+                none,
+                tid,
+                tid,
+            )  # child_tid is the 4th or 5th
         else:
             request = (ctypes.c_uint64 * 11)(flags | _CLONE_INTO_CGROUP, 0, self._tid_at, 0, 0, 0, 0, 0, 0, 0, group)
             arguments = (_CLONE3, ctypes.byref(request), ctypes.sizeof(request))
@@ -198,12 +220,15 @@ class _Server:
         _reseed()
 
     def _show(self, env: dict[str, str]) -> None:
-        """Makes /proc show the worker's environment and command line. Variables that it shares with the server stay where they are."""
+        """Makes /proc show the worker's environment and command line. Variables that it shares with the server stay
+        where they are."""
         marker = os.fsencode(env[_MARKER])
         if self._marker_at and len(ctypes.string_at(self._marker_at)) == len(marker):
             ctypes.memmove(self._marker_at, marker, len(marker))
         if self._room_at:
-            own = b"\0".join(os.fsencode(f"{name}={value}") for name, value in env.items() if name != _MARKER)[: self._room]
+            own = b"\0".join(os.fsencode(f"{name}={value}") for name, value in env.items() if name != _MARKER)[
+                : self._room
+            ]
             start = self._room_at - len(_ROOM) - 1
             ctypes.memset(start, 0, len(_ROOM) + 1 + self._room)
             ctypes.memmove(start, own, len(own))
@@ -211,7 +236,7 @@ class _Server:
             ctypes.memset(self._argument_at, 0, len(ARGUMENT))
 
 
-def _send(channel: int, message: dict[str, Any]) -> None:
+def _send(channel: int, message: Mapping[str, object]) -> None:
     try:
         os.write(channel, json.dumps(message).encode() + b"\n")
     except OSError:
@@ -240,8 +265,15 @@ def _threads() -> list[str]:
 
 def _own_files() -> list[str]:
     """Returns the files of modules outside of the interpreter's own directories, which users may edit."""
-    installed = tuple({os.path.realpath(p) + os.sep for p in (sys.prefix, sys.base_prefix, *(p for p in sys.path if p.endswith("-packages")))})
-    paths = {os.path.realpath(path) for module in list(sys.modules.values()) if (path := getattr(module, "__file__", None))}
+    installed = tuple(
+        {
+            os.path.realpath(p) + os.sep
+            for p in (sys.prefix, sys.base_prefix, *(p for p in sys.path if p.endswith("-packages")))
+        }
+    )
+    paths = {
+        os.path.realpath(path) for module in list(sys.modules.values()) if (path := getattr(module, "__file__", None))
+    }
     return sorted(path for path in paths if not path.startswith(installed))
 
 

@@ -9,13 +9,20 @@ import sys
 import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 import msgpack
 
-from . import _call, _check, _codec, _core, _error_transfer, _errors, _split, _traceback
+from . import _call, _check, _codec, _core, _error_transfer, _errors, _introspection, _split, _traceback, _unread
 from ._core import CAUSE, FAILED, KEPT, LAST, NONE, OVER, SHARED, WHOLE
 from ._result_stream import ResultStream, StreamReference
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    R = TypeVarWithDefault("R", default=Any, covariant=True)
+else:
+    R = TypeVar("R", covariant=True)  # the type of the result
 
 _SILENCE = 1.0  # seconds a call waits behind an interrupted one before it warns
 _PROGRESS_EVERY = 5.0  # seconds without an answer after which the progress display says what it waits for
@@ -26,7 +33,7 @@ _SHOWN = 8  # number of ranks that a message describes
 _references: Any = None
 
 
-def set_references(module: Any) -> None:
+def set_references(module: object) -> None:
     global _references
     _references = module
 
@@ -48,7 +55,7 @@ class Pull:
         if self.inside is None and self._core.adopt is not None:
             self.inside = self._core.adopt(names)
 
-    def deliver(self, kind: int, flags: int, rank: int, body: Any) -> None:
+    def deliver(self, kind: int, flags: int, rank: int, body: object) -> None:
         self.flags, self.body = flags, body
         self._done = True
         for wake in list(self._waiters):
@@ -66,8 +73,15 @@ class Pull:
             self._core.cancel(self._token)
 
 
-class Waitable(_codec.Eventual):
+class Waitable(_introspection.PublicNames, _codec.Eventual, Generic[R]):
     """An operation that ends at some time. The reader of completions calls deliver and _finish."""
+
+    _unread: _unread.Unread | None = None  # logs the error if the program does not get it
+
+    def _seen(self) -> None:
+        """Notes that the program gets the error, or passes it on."""
+        if self._unread is not None:
+            self._unread.seen()
 
     def __init__(self, core: _core.Core) -> None:
         self._core = core
@@ -100,7 +114,7 @@ class Waitable(_codec.Eventual):
         if self._done:
             notice()
 
-    def arrived(self) -> Any:
+    def arrived(self) -> object:
         return resolve(self)
 
     def _watch(self) -> None:
@@ -117,7 +131,7 @@ class Waitable(_codec.Eventual):
     def _when_fetched(self, do: Callable[[Any], None]) -> None:
         """Calls do(x) when the operation is over and x._get() or x.value() returns the value without waiting."""
 
-        def over(_: Any) -> None:
+        def over(_: object) -> None:
             left = [p for p in self._pulls() if not p._done]
             if not left:
                 do(self)
@@ -133,14 +147,15 @@ class Waitable(_codec.Eventual):
             if not pull._done and not self._core.wait(pull, deadline):
                 raise _errors.TimedOutError(f"the result is there, and was not fetched within {timeout} s")
 
-    def _get(self) -> Any:
+    def _get(self) -> R:
         raise NotImplementedError
 
     def cancel(self) -> bool:
         raise NotImplementedError
 
-    def result(self, timeout: float | None = None) -> Any:
-        """Waits for the result and returns it, or raises the error of the call. A timeout raises TimedOutError and does not cancel the call."""
+    def result(self, timeout: float | None = None) -> R:
+        """Waits for the result and returns it, or raises the error of the call. A timeout raises TimedOutError and does
+        not cancel the call."""
         _check.seconds("timeout", timeout, zero=True)
         deadline = None if timeout is None else time.monotonic() + timeout
         if not self._wait(timeout):
@@ -161,10 +176,10 @@ class Waitable(_codec.Eventual):
             return err
         return None
 
-    def __await__(self) -> Generator[Any, None, Any]:
+    def __await__(self) -> Generator[object, None, R]:
         return self._await().__await__()
 
-    async def _await(self) -> Any:
+    async def _await(self) -> R:
         import asyncio
 
         try:
@@ -177,7 +192,7 @@ class Waitable(_codec.Eventual):
         return self._get()
 
 
-class RankFuture(Waitable):
+class RankFuture(Waitable[R]):
     """One rank's part of a call."""
 
     def __init__(self, parent: Future, rank: int) -> None:
@@ -198,15 +213,16 @@ class RankFuture(Waitable):
         return super()._wait(timeout)
 
     @property
-    def _kept(self) -> dict[int, Any]:
+    def _kept(self) -> dict[int, Waitable]:
         kept = self.parent._kept
         return {self.rank: kept[self.rank]} if kept and self.rank in kept else {}
 
     def _pulls(self) -> Sequence[Pull]:
         return self.parent._pulls_of([self.rank])
 
-    def _get(self) -> Any:
-        return self.parent._answer(self.rank)
+    def _get(self) -> R:
+        value: R = self.parent._answer(self.rank)
+        return value
 
     def reference(self) -> Any:
         return self.parent._reference_of(self.rank)
@@ -218,10 +234,10 @@ class RankFuture(Waitable):
         return f"<RankFuture {self.parent._what} rank {self.rank} {'done' if self._done else 'pending'}>"
 
 
-class ElementFuture(Waitable):
+class ElementFuture(Waitable[R]):
     """One element of the tuple or list that a call returns."""
 
-    def __init__(self, parent: Any, index: int, count: int) -> None:
+    def __init__(self, parent: Future, index: int, count: int) -> None:
         super().__init__(parent._core)
         self.parent = parent  # a future that has cancel and cancelled
         self._index, self._count = index, count
@@ -247,7 +263,8 @@ class ElementFuture(Waitable):
     _ref: Any = None
 
     def reference(self) -> Any:
-        """Returns a reference to the element. It waits for the call and stores the element as a value of this process."""
+        """Returns a reference to the element. It waits for the call and stores the element as a value of this
+        process."""
         if self._ref is None:
             self._ref = _references.put(self.result())
         return self._ref
@@ -255,21 +272,25 @@ class ElementFuture(Waitable):
     def __reduce__(self) -> Any:
         return self.reference().__reduce__()
 
-    def _get(self) -> Any:
+    def _get(self) -> R:
         values = self.parent._get()
         if not isinstance(values, (tuple, list)) or len(values) != self._count:
             size = f" of {len(values)}" if isinstance(values, (tuple, list)) else ""
-            raise _errors.InvalidError(f"num_returns={self._count}, but {self.parent!r} returned a {type(values).__name__}{size}")
-        return values[self._index]
+            raise _errors.InvalidError(
+                f"num_returns={self._count}, but {self.parent!r} returned a {type(values).__name__}{size}"
+            )
+        value: R = values[self._index]
+        return value
 
     def __repr__(self) -> str:
         return f"<ElementFuture {self._index} of {self.parent!r}>"
 
 
-class Future(Waitable, Sequence[RankFuture]):
+class Future(Waitable[R], Sequence[RankFuture[Any]]):
     """A call under way, and the sequence of its parts by rank.
 
-    Any thread can wait for it with result(), and any event loop with await. It can be cancelled, and passed to another call as an argument.
+    Any thread can wait for it with result(), and any event loop with await. It can be cancelled, and passed to another
+    call as an argument.
     """
 
     # Defaults are class attributes, because every call creates a future and most futures keep them.
@@ -324,17 +345,17 @@ class Future(Waitable, Sequence[RankFuture]):
             if found:
                 into[rank] = found[0] if flags & KEPT else found
 
-    def deliver(self, kind: int, flags: int, rank: int, body: Any) -> None:
+    def deliver(self, kind: int, flags: int, rank: int, body: object) -> None:
         if kind == OVER:
             if flags & FAILED:
                 self._failure = body
-                self._error = self._raise_from(body)
+                self._fail(body)
             elif flags & WHOLE:
                 self._whole = body
         else:
             self._answers[rank] = (flags, body)
             if flags & CAUSE:
-                self._error = self._raise_from(body)
+                self._fail(body)
             if self._ranks is not None and rank in self._ranks:
                 self._ranks[rank]._finish()
         if flags & LAST:
@@ -351,7 +372,12 @@ class Future(Waitable, Sequence[RankFuture]):
             for wake in list(self._waiters):
                 wake()
 
-    def _raise_from(self, body: Any) -> _errors.Error:
+    def _fail(self, body: object) -> None:
+        self._error = self._raise_from(body)
+        if self._refs is None:  # otherwise those that have the references get the error
+            self._unread = _unread.of(self._error)
+
+    def _raise_from(self, body: object) -> _errors.Error:
         return _error_transfer.rebuild(_errors.from_body(body), self._codec)
 
     # Called by users of the future.
@@ -363,21 +389,29 @@ class Future(Waitable, Sequence[RankFuture]):
             return
         busy, method = _call.IncomingCall(*serving).method, self._where[1]
         raise _errors.RefusedError(
-            f"{self._what} on the worker's own rank would wait for itself: its turn comes when {busy!r}, which made the call, has returned; "
-            f"call self.{method}(…) directly, do not wait for the future, or mark {method} with @register(lane=\"control\") or "
+            f"{self._what} on the worker's own rank would wait for itself: its turn comes when {busy!r}, which made "
+            "the call, has returned; "
+            f"call self.{method}(…) directly, do not wait for the future, or mark {method} with "
+            '@register(lane="control") or '
             "@register(concurrency=n)",
-            role=self._where[0].name, rank=self._where[0]._own_rank, method=method,
-        )  # fmt: skip
+            role=self._where[0].name,
+            rank=self._where[0]._own_rank,
+            method=method,
+        )
 
     def _refuse_own_loop(self) -> None:
-        """Raises RefusedError for a blocking wait in the worker's event loop that must serve the awaited call: it would never end."""
+        """Raises RefusedError for a blocking wait in the worker's event loop that must serve the awaited call: it would
+        never end."""
         if _core.running_loop() is self._behind_loop:
             method = self._where[1]
             raise _errors.RefusedError(
-                f"{self._what} on the worker's own rank would wait for itself: it runs on the event loop that this wait blocks; "
+                f"{self._what} on the worker's own rank would wait for itself: it runs on the event loop that this "
+                "wait blocks; "
                 f"`await handle.{method}.remote(…)`, or call self.{method}(…) directly",
-                role=self._where[0].name, rank=self._where[0]._own_rank, method=method,
-            )  # fmt: skip
+                role=self._where[0].name,
+                rank=self._where[0]._own_rank,
+                method=method,
+            )
 
     def _wait(self, timeout: float | None) -> bool:
         if timeout is None and not self._done:
@@ -389,9 +423,21 @@ class Future(Waitable, Sequence[RankFuture]):
             if not self._done and not self._where[0]._interrupted.isdisjoint(self._plan.called()):
                 return self._wait_behind_interrupted(timeout)
             return super()._wait(timeout)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as err:
             self._where[0]._interrupted.update(self._plan.called())
+            self._explain_interrupt(err, "the call goes on")
             raise
+
+    def _explain_interrupt(self, err: BaseException, state: str) -> None:
+        """Makes an interrupt of a wait for this call say how to end the method in the workers too."""
+        if not isinstance(err, KeyboardInterrupt) or err.args or self._done:
+            return
+        cluster, ranks = self._where[0], self._missing()
+        named = ", ".join(map(str, ranks)) if len(ranks) < min(cluster.world_size, _SHOWN) else ""
+        err.args = (
+            f"while waiting for {self._what}; {state}: {'handle.' * self._one}cluster.interrupt({named}) "
+            "raises KeyboardInterrupt in the workers too",
+        )
 
     def _wait_behind_interrupted(self, timeout: float | None) -> bool:
         """Waits; after a second, warns which cancelled or abandoned calls the workers are still running."""
@@ -406,9 +452,14 @@ class Future(Waitable, Sequence[RankFuture]):
         if busy and not self._done:
             shown = "; ".join(f"rank {r} {text}" for r, text in list(busy.items())[:_SHOWN])
             warnings.warn(
-                f"{self._what} waits for a worker of {cluster.name} that is busy with an earlier call: {shown}. A method ends early only if it checks "
-                "troupe.current_call().cancelled; cluster.shutdown() ends the worker", RuntimeWarning, stacklevel=_core.user_stacklevel(),
-            )  # fmt: skip
+                f"{self._what} waits for a worker of {cluster.name} that is busy with an earlier call: {shown}. A "
+                "method ends early only if it checks "
+                "troupe.current_call().cancelled; cluster.interrupt() raises KeyboardInterrupt in it, "
+                "cluster.shutdown() "
+                "ends the worker",
+                RuntimeWarning,
+                stacklevel=_traceback.user_stacklevel(),
+            )
         return super()._wait(None if timeout is None else timeout - _SILENCE)
 
     def _missing(self) -> list[int]:
@@ -416,7 +467,8 @@ class Future(Waitable, Sequence[RankFuture]):
         return [r for r in self._plan.called() if self._failed(r)]
 
     def _waits_for(self) -> str:
-        """Describes, for a message, what the ranks that have not answered are doing. Returns "" if all have answered."""
+        """Describes, for a message, what the ranks that have not answered are doing. Returns "" if all have
+        answered."""
         missing = self._missing()
         if not missing or self._whole is not None:
             return ""
@@ -434,16 +486,22 @@ class Future(Waitable, Sequence[RankFuture]):
             self._described = True
             error.message += self._waits_for()
 
-    def _ended_values(self) -> list[Any]:
+    def _ended_values(self) -> list[object]:
         """Waits for the end of the call and returns the answers by rank, with None for ranks that gave none."""
         self._core.wait(self, None)
+        self._seen()
         return [None if self._failed(r) else self._answer(r) for r in self._plan.collect]
 
     def _answer(self, rank: int) -> Any:
         if rank in self._decoded:
             return self._decoded[rank]
+        self._seen()
         if rank not in self._answers:
-            raise self._error._again() if self._error else _errors.CancelledError(f"{self._what}: the call ended without rank {rank}", rank=rank)
+            raise (
+                self._error._again()
+                if self._error
+                else _errors.CancelledError(f"{self._what}: the call ended without rank {rank}", rank=rank)
+            )
         flags, body = self._answers[rank]
         if flags & FAILED:
             raise self._raise_from(body)
@@ -482,8 +540,8 @@ class Future(Waitable, Sequence[RankFuture]):
             self._get()
 
     def reference(self) -> Any:
-        """Returns a reference to the result. The result of several ranks is merged in this process and stored here as a value, after a wait for the
-        call."""
+        """Returns a reference to the result. The result of several ranks is merged in this process and stored here as a
+        value, after a wait for the call."""
         one = self._one or self._plan.result == "single"
         if self._collects and not self._keep_all and one and len(self._plan.collect) == 1:
             return self._reference_of(self._plan.collect[0])
@@ -505,6 +563,7 @@ class Future(Waitable, Sequence[RankFuture]):
 
     def _make_reference(self, rank: int) -> Any:
         session = self._where[0]._session
+        self._seen()
         if not self._done and rank not in self._answers:
             self._core.check()
             number = self._core.lib.troupe_promise(self._token, rank)
@@ -527,7 +586,12 @@ class Future(Waitable, Sequence[RankFuture]):
             return _references.put(self._value)
         if self._failure is not None:
             return _references.put_error(session, self._failure)
-        return _references.put_error(session, _error_transfer.encode(self._error or _errors.CancelledError(f"{self._what}: the call ended without rank {rank}")))
+        return _references.put_error(
+            session,
+            _error_transfer.encode(
+                self._error or _errors.CancelledError(f"{self._what}: the call ended without rank {rank}")
+            ),
+        )
 
     def __reduce__(self) -> Any:
         return self.reference().__reduce__()
@@ -535,9 +599,11 @@ class Future(Waitable, Sequence[RankFuture]):
     def _stream(self, rank: int, reference: StreamReference) -> ResultStream:
         return ResultStream(self._where[0].workers[rank], reference, self._engine)
 
-    def _get(self) -> Any:
+    def _get(self) -> R:
         if self._has_value:
-            return self._value
+            result: R = self._value
+            return result
+        self._seen()
         if self._error is not None and not self._keep_all:
             if self._error.code == "timed_out" and _core.running_loop() is None:
                 self._describe_timeout(self._error)
@@ -545,19 +611,26 @@ class Future(Waitable, Sequence[RankFuture]):
         if self._whole is not None:
             values = self._codec.decode(self._whole)
             if any(type(v) is StreamReference for v in values):
-                values = [self._stream(r, v) if type(v) is StreamReference else v for r, v in zip(self._plan.collect, values, strict=False)]
+                values = [
+                    self._stream(r, v) if type(v) is StreamReference else v
+                    for r, v in zip(self._plan.collect, values, strict=False)
+                ]
             self._whole = None
             if self._collects and self._plan.result == "list":
                 self._value, self._has_value = values, True
-                return values
+                result = values
+                return result
             self._decoded = dict(zip(self._plan.collect, values, strict=False))
         if self._one and self._collects:
             self._value = self._answer(self._plan.collect[0])
         else:
             self._value = self._merge()
         self._has_value = True
-        self._answers = {r: a for r, a in self._answers.items() if a[0] & FAILED}  # the decoded values hold the other bodies
-        return self._value
+        self._answers = {
+            r: a for r, a in self._answers.items() if a[0] & FAILED
+        }  # the decoded values hold the other bodies
+        result = self._value
+        return result
 
     def _merge(self) -> Any:
         if not self._collects:
@@ -581,18 +654,20 @@ class Future(Waitable, Sequence[RankFuture]):
         except _errors.Error as err:
             return err
 
-    def result(self, timeout: float | None = None, *, progress: bool = False) -> Any:
+    def result(self, timeout: float | None = None, *, progress: bool = False) -> R:
         """Waits for the result and returns it, or raises the error of the call.
 
-        timeout is in seconds; when it passes, TimedOutError names the ranks that have not answered, and the call goes on. With progress, shows how
-        many ranks have answered while it waits.
+        timeout is in seconds; when it passes, TimedOutError names the ranks that have not answered, and the call goes
+        on. With progress, shows how many ranks have answered while it waits.
         """
         _check.seconds("timeout", timeout, zero=True)
         deadline = None if timeout is None else time.monotonic() + timeout
         if progress:
             _show_progress([self], timeout)
         if not self._done and not self._wait(timeout):
-            raise _errors.TimedOutError(f"no result within {_seconds(timeout)} s; the call goes on, cancel() ends it{self._waits_for()}")
+            raise _errors.TimedOutError(
+                f"no result within {_seconds(timeout)} s; the call goes on, cancel() ends it{self._waits_for()}"
+            )
         try:
             if self._kept:
                 self._fetch(deadline, timeout)
@@ -603,14 +678,15 @@ class Future(Waitable, Sequence[RankFuture]):
             self._where[0].update_mesh()
         return value
 
-    async def _await(self) -> Any:
+    async def _await(self) -> R:
         value = await super()._await()
         if self._where[1] == "initialize" and self._news():
             await self._where[0].aupdate_mesh()
         return value
 
     def _news(self) -> bool:
-        """Returns whether this call may have changed the workers' mesh and the workers have not been asked for it yet."""
+        """Returns whether this call may have changed the workers' mesh and the workers have not been asked for it
+        yet."""
         if self._told or not self._where[0]._learns_mesh():
             return False
         self._told = True
@@ -652,7 +728,10 @@ class Future(Waitable, Sequence[RankFuture]):
     async def _aiter(self) -> AsyncIterator[Any]:
         stream = await self
         if not isinstance(stream, ResultStream):
-            raise _errors.InvalidError(f"`async for` takes the call of a generator method on one worker, and {self._what} gave a {type(stream).__name__}")
+            raise _errors.InvalidError(
+                f"`async for` takes the call of a generator method on one worker, and {self._what} gave a "
+                f"{type(stream).__name__}"
+            )
         with stream:
             async for value in stream:
                 yield value
@@ -667,8 +746,18 @@ class Future(Waitable, Sequence[RankFuture]):
     def __getitem__(self, i: int | slice) -> RankFuture | list[RankFuture]:
         return list(self._children().values())[i]
 
-    def __iter__(self) -> Iterator[RankFuture]:
-        return iter(self._children().values())
+    def __iter__(self) -> Iterator[Any]:
+        """Iterates over the futures of the ranks. For a generator method on one worker: waits for the call, and
+        iterates over its values."""
+        return self._iter() if self._one else iter(self._children().values())
+
+    def _iter(self) -> Iterator[Any]:
+        stream = self.result()
+        if not isinstance(stream, ResultStream):
+            yield from self._children().values()
+            return
+        with stream:
+            yield from stream
 
     def __bool__(self) -> bool:
         return True
@@ -684,10 +773,20 @@ class Future(Waitable, Sequence[RankFuture]):
         return f"<Future {self._what} {state}>"
 
 
-class Asked(Waitable):
+class Asked(Waitable[R]):
     """A request to the core as a future: an order to a pipeline, or a request through a router."""
 
-    def __init__(self, core: _core.Core, op: str, *, read: Callable[[Any], Any] | None = None, codec: _codec.Codec | None = None, **fields: Any) -> None:
+    _reported = False  # whether an error that the program does not get is logged
+
+    def __init__(
+        self,
+        core: _core.Core,
+        op: str,
+        *,
+        read: Callable[[Any], R] | None = None,
+        codec: _codec.Codec | None = None,
+        **fields: object,
+    ) -> None:
         super().__init__(core)
         self._op = op
         self._read = read  # converts the answer to the caller's value
@@ -697,24 +796,35 @@ class Asked(Waitable):
         request = _core.request_of(op, fields)
         self._token = core.send(self, lambda token: int(core.lib.troupe_ask(token, request, len(request))))
 
-    def deliver(self, kind: int, flags: int, rank: int, body: Any) -> None:
+    def deliver(self, kind: int, flags: int, rank: int, body: object) -> None:
         self._store(flags, body)
         self._finish()
 
-    def _store(self, flags: int, body: Any) -> None:
+    def _store(self, flags: int, body: object) -> None:
         if flags & FAILED:
             self._error = _error_transfer.rebuild(_errors.from_body(body), self._codec)
+            if self._reported:
+                self._report()
         else:
             self._value = msgpack.unpackb(body, strict_map_key=False, ext_hook=msgpack.ExtType)
 
-    def _get(self) -> Any:
+    def _report(self) -> Asked[R]:
+        """Makes this the program's own future: an error that the program does not get is logged."""
+        self._reported = True
+        if self._unread is None:
+            self._unread = _unread.of(self._error)
+        return self
+
+    def _get(self) -> R:
+        self._seen()
         if self._error is not None:
             raise self._error._again()
         if self._read is not None:
             self._value, self._read = self._read(self._value), None
-        return self._value
+        value: R = self._value
+        return value
 
-    def now(self) -> Any:
+    def now(self) -> R:
         """Waits for the answer. If the wait is interrupted, cancels the request."""
         try:
             return self.result()
@@ -749,6 +859,14 @@ class Gathered(Waitable):
             f._waiters.append(self._woken)
         self._woken()
 
+    def _wait(self, timeout: float | None) -> bool:
+        try:
+            return super()._wait(timeout)
+        except KeyboardInterrupt as err:
+            for call in _calls_of([f for f in self._futures if not f._done])[:1]:
+                call._explain_interrupt(err, "the call goes on")
+            raise
+
     def _woken(self) -> None:
         if not self._done and sum(f._done for f in self._futures) >= self._need:
             self._finish()
@@ -764,7 +882,12 @@ def _seconds(timeout: float | None) -> float | None:
     return timeout if timeout is None else round(timeout, 3)
 
 
-def _flatten(x: Any) -> list[Waitable]:
+def _parts_of(futures: Iterable[object]) -> list[Any]:
+    """Returns the futures of a list, or the parts of a future."""
+    return list(futures._children().values() if isinstance(futures, Future) else futures)
+
+
+def _flatten(x: object) -> list[Waitable]:
     if isinstance(x, Waitable):
         return [x]
     if isinstance(x, (list, tuple)):
@@ -772,11 +895,17 @@ def _flatten(x: Any) -> list[Waitable]:
     raise _errors.InvalidError(f"get takes a future or a nested list of them, not a {type(x).__name__}")
 
 
-def get(x: Any, timeout: float | None = None, *, progress: bool = False) -> Any:
+@overload
+def get(x: Waitable[R], timeout: float | None = None, *, progress: bool = False) -> R: ...
+@overload
+def get(x: Sequence[Waitable[R]], timeout: float | None = None, *, progress: bool = False) -> list[R]: ...
+@overload
+def get(x: object, timeout: float | None = None, *, progress: bool = False) -> Any: ...
+def get(x: object, timeout: float | None = None, *, progress: bool = False) -> object:
     """Waits for a future, or for each future of a nested list, and returns the results in the same structure.
 
-    The first failure is raised immediately. timeout is in seconds for all of them together; when it passes, TimedOutError is raised and the calls
-    go on. With progress, shows how many parts have completed.
+    The first failure is raised immediately. timeout is in seconds for all of them together; when it passes,
+    TimedOutError is raised and the calls go on. With progress, shows how many parts have completed.
     """
     futures = _flatten(x)
     _check.seconds("timeout", timeout, zero=True)
@@ -799,7 +928,9 @@ def _fail_fast(futures: list[Waitable], deadline: float | None, timeout: float |
         group = Gathered(left, 1)
         try:
             if not group._wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
-                raise _errors.TimedOutError(f"{len(left)} of {len(futures)} futures were not over within {timeout} s{_what_is_missing(left)}")
+                raise _errors.TimedOutError(
+                    f"{len(left)} of {len(futures)} futures were not over within {timeout} s{_what_is_missing(left)}"
+                )
         finally:
             group.close()
         for f in [f for f in left if f._done]:
@@ -807,10 +938,15 @@ def _fail_fast(futures: list[Waitable], deadline: float | None, timeout: float |
         left = [f for f in left if not f._done]
 
 
-def _what_is_missing(left: Sequence[Any]) -> str:
+def _what_is_missing(left: Sequence[object]) -> str:
     """Describes what the first two unfinished calls wait for; a message has no room for more."""
-    calls = list({id(c): c for c in (f if isinstance(f, Future) else getattr(f, "parent", None) for f in left) if isinstance(c, Future)}.values())
-    return "".join(f"; {c._what}{c._waits_for()}" for c in calls[:2])
+    return "".join(f"; {c._what}{c._waits_for()}" for c in _calls_of(left)[:2])
+
+
+def _calls_of(futures: Sequence[object]) -> list[Future]:
+    """Returns the calls that futures, or parts of futures, belong to, each once."""
+    calls = (f if isinstance(f, Future) else getattr(f, "parent", None) for f in futures)
+    return list({id(c): c for c in calls if isinstance(c, Future)}.values())
 
 
 def _results(x: Any, deadline: float | None) -> Any:
@@ -819,9 +955,10 @@ def _results(x: Any, deadline: float | None) -> Any:
     return [_results(item, deadline) for item in x]
 
 
-def wait(futures: Iterable[Any], num_returns: int = 1, timeout: float | None = None) -> tuple[list[Any], list[Any]]:
-    """Waits until num_returns futures are over or the timeout passes. Returns the futures that are over, at most num_returns, and all the others."""
-    futures = list(futures)
+def wait(futures: Iterable[object], num_returns: int = 1, timeout: float | None = None) -> tuple[list[Any], list[Any]]:
+    """Waits until num_returns futures are over or the timeout passes. Returns the futures that are over, at most
+    num_returns, and all the others."""
+    futures = _parts_of(futures)
     for f in futures:
         if not isinstance(f, Waitable):
             raise _errors.InvalidError(f"wait takes futures, not a {type(f).__name__}")
@@ -837,16 +974,19 @@ def wait(futures: Iterable[Any], num_returns: int = 1, timeout: float | None = N
     return ready, [f for f in futures if f not in ready]
 
 
-def as_completed(futures: Iterable[Any], timeout: float | None = None) -> Iterator[Any]:
-    """Yields the futures in the order in which they end. A future of several ranks can be passed itself: it is the sequence of its parts."""
-    left = list(futures)
+def as_completed(futures: Iterable[object], timeout: float | None = None) -> Iterator[Any]:
+    """Yields the futures in the order in which they end. A future of several ranks can be passed itself: it is the
+    sequence of its parts."""
+    left = _parts_of(futures)
     _check.seconds("timeout", timeout, zero=True)
     deadline = None if timeout is None else time.monotonic() + timeout
     while left:
         group = Gathered(left, 1)
         try:
             if not group._wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
-                raise _errors.TimedOutError(f"{len(left)} futures were not over within {timeout} s{_what_is_missing(left)}")
+                raise _errors.TimedOutError(
+                    f"{len(left)} futures were not over within {timeout} s{_what_is_missing(left)}"
+                )
         finally:
             group.close()
         for f in [f for f in left if f._done]:
@@ -854,9 +994,10 @@ def as_completed(futures: Iterable[Any], timeout: float | None = None) -> Iterat
             yield f
 
 
-def _show_progress(futures: Sequence[Any], timeout: float | None) -> None:
-    """Waits, and shows how many parts have completed: with tqdm if it is installed, otherwise as an occasional line on stderr."""
-    parts = [c for f in futures for c in (f if isinstance(f, Future) else [f])]
+def _show_progress(futures: Sequence[object], timeout: float | None) -> None:
+    """Waits, and shows how many parts have completed: with tqdm if it is installed, otherwise as an occasional line on
+    stderr."""
+    parts = [c for f in futures for c in (_parts_of(f) if isinstance(f, Future) else [f])]
     try:
         from tqdm import tqdm  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
@@ -870,11 +1011,15 @@ def _show_progress(futures: Sequence[Any], timeout: float | None) -> None:
             now = time.monotonic()
             group = Gathered(left, 1)
             try:
-                ended = group._wait(_PROGRESS_EVERY if deadline is None else max(0.0, min(_PROGRESS_EVERY, deadline - now)))
+                ended = group._wait(
+                    _PROGRESS_EVERY if deadline is None else max(0.0, min(_PROGRESS_EVERY, deadline - now))
+                )
             finally:
                 group.close()
             if not ended and deadline is not None and time.monotonic() >= deadline:
-                raise _errors.TimedOutError(f"{len(left)} of {len(parts)} parts were not over within {timeout} s{_what_is_missing(left)}")
+                raise _errors.TimedOutError(
+                    f"{len(left)} of {len(parts)} parts were not over within {timeout} s{_what_is_missing(left)}"
+                )
             if not ended:
                 bar.set_postfix_str(_what_is_missing(left).removeprefix("; "))
             for _ in range(sum(f._done for f in left)):
@@ -905,8 +1050,9 @@ class _Line:
         pass
 
 
-def resolve(value: Any) -> Any:
-    """Replaces a future, or a list with futures in it, by its value. It is for calls whose arguments this process splits."""
+def resolve(value: object) -> Any:
+    """Replaces a future, or a list with futures in it, by its value. It is for calls whose arguments this process
+    splits."""
     if isinstance(value, Waitable):
         return value.result()
     if type(value) is list and any(isinstance(v, Waitable) for v in value):

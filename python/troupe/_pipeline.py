@@ -1,4 +1,5 @@
-"""Pipelines: items in durable streams, and stages that are methods of workers or functions. The engine is in Go; see docs/pipelines.md."""
+"""Pipelines: items in durable streams, and stages that are methods of workers or functions. The engine is in Go; see
+docs/pipelines.md."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ Self = TypeVar("Self", bound="Held")
 
 
 class Held:
-    """An object that the core keeps under a number. In a running event loop the constructor does not block: `x = await Class(…)` and `async with
-    Class(…) as x` wait without blocking the loop; otherwise the first use blocks it."""
+    """An object that the core keeps under a number. In a running event loop the constructor does not block: `x = await
+    Class(…)` and `async with Class(…) as x` wait without blocking the loop; otherwise the first use blocks it."""
 
     _session: Session
     _opening: Asked
@@ -38,7 +39,7 @@ class Held:
             self._number = self._opening.now()
         return self._number
 
-    def __await__(self: Self) -> Generator[Any, None, Self]:
+    def __await__(self: Self) -> Generator[object, None, Self]:
         return self._opened().__await__()
 
     async def _opened(self: Self) -> Self:
@@ -63,7 +64,7 @@ class Held:
 
 def settle(asked: Asked, blocking: bool) -> Any:
     """Waits for a request and returns its result, or returns the future if not blocking."""
-    return asked.now() if blocking else asked
+    return asked.now() if blocking else asked._report()
 
 
 def warn_if_blocking(what: str, blocking: bool) -> None:
@@ -75,8 +76,8 @@ def warn_if_blocking(what: str, blocking: bool) -> None:
 class Pipeline(Held):
     """Streams, and the stages between them.
 
-    A pipeline created here runs in this process until it is closed. If a pipeline of that name has run before, it continues where that one
-    stopped. `Pipeline.attach(name)` gives access to a pipeline that runs in any process.
+    A pipeline created here runs in this process until it is closed. If a pipeline of that name has run before, it
+    continues where that one stopped. `Pipeline.attach(name)` gives access to a pipeline that runs in any process.
 
         def train(group):
             ...
@@ -98,13 +99,20 @@ class Pipeline(Held):
     - grace: seconds that handlers may continue after the pipeline is closed.
     - take_over: take the pipeline over even if another process runs it.
 
-    Every method blocks until it is done; with blocking=False it returns a future. In a running event loop, await the pipeline too: `async with
-    troupe.Pipeline(…) as p`.
+    Every method blocks until it is done; with blocking=False it returns a future. In a running event loop, await the
+    pipeline too: `async with troupe.Pipeline(…) as p`.
     """
 
     def __init__(
-        self, name: str, streams: Mapping[str, Any], stages: Mapping[str, Any], *, replicas: int = 1, grace: float = 10.0, take_over: bool = False
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        streams: Mapping[str, object],
+        stages: Mapping[str, Any],
+        *,
+        replicas: int = 1,
+        grace: float = 10.0,
+        take_over: bool = False,
+    ) -> None:
         session = _session.current()
         if session.is_worker:
             raise _errors.RefusedError("a worker runs no pipelines; use Pipeline.attach, and let the driver run it")
@@ -115,10 +123,20 @@ class Pipeline(Held):
         if declared.functions:
             from . import _stage_functions
 
-            functions = {stage: _stage_functions.Function(work, stages[stage]) for stage, work in declared.functions.items()}
+            functions = {
+                stage: _stage_functions.Function(work, stages[stage]) for stage, work in declared.functions.items()
+            }
             token = _stage_functions.FunctionRunner(session.core, self._codec, functions).token
-        request = {"text": declared.text(), "clusters": clusters, "functions": token, "grace": float(grace), "take_over": take_over}
-        self._open(session, Asked(session.core, "pipeline_open", runtime=session.id, name=_session._who(), pipeline=request))
+        request = {
+            "text": declared.text(),
+            "clusters": clusters,
+            "functions": token,
+            "grace": float(grace),
+            "take_over": take_over,
+        }
+        self._open(
+            session, Asked(session.core, "pipeline_open", runtime=session.id, name=_session._who(), pipeline=request)
+        )
 
     def _name(self, session: Session, name: str) -> None:
         self.name = name
@@ -134,14 +152,14 @@ class Pipeline(Held):
         return pipeline
 
     @staticmethod
-    def check(name: str, streams: Mapping[str, Any], stages: Mapping[str, Any]) -> None:
+    def check(name: str, streams: Mapping[str, object], stages: Mapping[str, object]) -> None:
         """Raises InvalidError with everything that is wrong with the declaration. Starts nothing and needs no head."""
         _core.get().ask("pipeline_check", pipeline={"text": _Declared(name, streams, stages).text()}).get()
 
     @staticmethod
     def remove(name: str, *, blocking: bool = True) -> Any:
-        """Deletes everything that a pipeline which is not running has stored, including its streams and dead letters. Until then, the data stays on
-        the head's disk."""
+        """Deletes everything that a pipeline which is not running has stored, including its streams and dead letters.
+        Until then, the data stays on the head's disk."""
         warn_if_blocking("troupe.Pipeline.remove", blocking)
         session = _session.current()
         return settle(Asked(session.core, "pipeline_remove", runtime=session.id, name=name), blocking)
@@ -150,7 +168,7 @@ class Pipeline(Held):
         warn_if_blocking(f"pipeline.{method}", blocking)
         return settle(Asked(self._session.core, op, read=read, pipeline={"id": self._id, **fields}), blocking)
 
-    def _verb(self, verb: str, blocking: bool = True, read: Any = None, method: str = "", **fields: Any) -> Any:
+    def _verb(self, verb: str, blocking: bool = True, read: Any = None, method: str = "", **fields: object) -> Any:
         def result(text: Any) -> Any:
             value = None if text is None else json.loads(text)
             return value if read is None else read(value)
@@ -160,44 +178,58 @@ class Pipeline(Held):
     # Items.
 
     def put(
-        self, stream: str, value: Any, *, key: str = "", group: str = "", of: int = 0, priority: int = 0, version: float | None = None,
-        id: str = "", timeout: float | None = None, blocking: bool = True,
-    ) -> Any:  # fmt: skip
-        """Stores an item. If the stream is full, waits or raises BusyError, as the stream was declared. Without a timeout, waits even through
-        restarts of the head and of the pipeline."""
+        self,
+        stream: str,
+        value: object,
+        *,
+        key: str = "",
+        group: str = "",
+        of: int = 0,
+        priority: int = 0,
+        version: float | None = None,
+        id: str = "",
+        timeout: float | None = None,
+        blocking: bool = True,
+    ) -> Any:
+        """Stores an item. If the stream is full, waits or raises BusyError, as the stream was declared. Without a
+        timeout, waits even through restarts of the head and of the pipeline."""
         item = Item(value, id=id, key=key, group=group, of=of, priority=priority, version=version)
         return self._put("put", stream, [item], timeout, blocking)
 
-    def put_many(self, stream: str, items: Iterable[Any], *, timeout: float | None = None, blocking: bool = True) -> Any:
+    def put_many(
+        self, stream: str, items: Iterable[object], *, timeout: float | None = None, blocking: bool = True
+    ) -> Any:
         """Stores items or plain values, in order."""
         return self._put("put_many", stream, items, timeout, blocking)
 
-    def _put(self, method: str, stream: str, items: Iterable[Any], timeout: float | None, blocking: bool) -> Any:
+    def _put(self, method: str, stream: str, items: Iterable[object], timeout: float | None, blocking: bool) -> Any:
         wire = []
         for one in items:
             item = one if isinstance(one, Item) else Item(one)
             wire.append({**item._fields(), "body": self._encode(item.value)})
         return self._ask("pipeline_put", method, blocking, stream=stream, items=wire, timeout=_positive(timeout))
 
-    def _encode(self, value: Any) -> bytes:
+    def _encode(self, value: object) -> bytes:
         body = self._codec.encode(value)
         return body if isinstance(body, bytes) else body.join()
 
     def take(self, stream: str, count: int = 1, timeout: float | None = None, *, blocking: bool = True) -> Any:
-        """Takes up to count items out of a sink and acknowledges them. Waits for the first one; returns an empty list if none arrives within timeout
-        seconds."""
+        """Takes up to count items out of a sink and acknowledges them. Waits for the first one; returns an empty list
+        if none arrives within timeout seconds."""
         warn_if_blocking("pipeline.take", blocking)
         return settle(_Take(self, stream, count, timeout, keep=False), blocking)
 
     def taking(self, stream: str, count: int = 1, timeout: float | None = None) -> Taking:
-        """Takes items for a block, `with` or `async with`, that may fail: they are acknowledged at its end, and return to their sink if it raises.
-        They also return if this process dies; if the pipeline runs in another process, within seconds."""
+        """Takes items for a block, `with` or `async with`, that may fail: they are acknowledged at its end, and return
+        to their sink if it raises. They also return if this process dies; if the pipeline runs in another process,
+        within seconds."""
         return Taking(self, stream, count, timeout)
 
     # Control.
 
     def stats(self, *, blocking: bool = True) -> Any:
-        """Returns the state: version, and streams and stages by name, with the fields of `troupe pipeline top --json`."""
+        """Returns the state: version, and streams and stages by name, with the fields of `troupe pipeline top --json`.
+        A stage whose role has died has "death": role, at and cause."""
         return self._verb("stats", blocking, _by_name)
 
     def pause(self, stage: str, *, blocking: bool = True) -> Any:
@@ -209,20 +241,33 @@ class Pipeline(Held):
         return self._verb("resume", blocking, stage=stage)
 
     def scale(self, stage: str, workers: int, *, blocking: bool = True) -> Any:
-        """Sets the number of workers of a stage: its role grows or shrinks, or its function runs that many times in parallel."""
+        """Sets the number of workers of a stage: its role grows or shrinks, or its function runs that many times in
+        parallel."""
         return self._verb("scale", blocking, stage=stage, workers=workers)
 
     def join(self, stage: str, cluster: Cluster, ranks: Sequence[int] = (), *, blocking: bool = True) -> Any:
         """Adds workers to a stage that runs here: the given ranks of another cluster, or all of them."""
         return self._verb("join", blocking, stage=stage, cluster=cluster._open()._id, ranks=list(ranks))
 
-    def leave(self, stage: str, cluster: Cluster, ranks: Sequence[int] = (), *, timeout: float | None = None, blocking: bool = True) -> Any:
-        """Removes ranks of a cluster from a stage that runs here. They get no more items, and finish those that they have."""
-        return self._verb("leave", blocking, stage=stage, cluster=cluster._open()._id, ranks=list(ranks), timeout=_positive(timeout))
+    def leave(
+        self,
+        stage: str,
+        cluster: Cluster,
+        ranks: Sequence[int] = (),
+        *,
+        timeout: float | None = None,
+        blocking: bool = True,
+    ) -> Any:
+        """Removes ranks of a cluster from a stage that runs here. They get no more items, and finish those that they
+        have."""
+        return self._verb(
+            "leave", blocking, stage=stage, cluster=cluster._open()._id, ranks=list(ranks), timeout=_positive(timeout)
+        )
 
     def abort(self, item: str, *, blocking: bool = True) -> Any:
-        """Aborts an item by its id. Its handler is cancelled, or notified through the stage's abort method, and may return a partial result: a
-        function sees current_call().cancelled as true, and the value that it then returns continues downstream."""
+        """Aborts an item by its id. Its handler is cancelled, or notified through the stage's abort method, and may
+        return a partial result: a function sees current_call().cancelled as true, and the value that it then returns
+        continues downstream."""
         return self._verb("abort", blocking, item=item)
 
     def set_version(self, version: float, *, blocking: bool = True) -> Any:
@@ -235,11 +280,13 @@ class Pipeline(Held):
         return float(self._verb("stats")["version"])
 
     def drain(self, timeout: float | None = None, *, blocking: bool = True) -> Any:
-        """Accepts no more items, and waits until all have been processed. The items left are in sinks and dead letters."""
+        """Accepts no more items, and waits until all have been processed. The items left are in sinks and dead letters.
+        Raises WorkerLostError when items wait for a stage whose role has died."""
         return self._verb("drain", blocking, timeout=_positive(timeout))
 
     def dead(self, *, blocking: bool = True) -> Any:
-        """Returns the dead letters, oldest first: seq, id, stage, stream, reason, attempts, failures (with stack traces) and value."""
+        """Returns the dead letters, oldest first: seq, id, stage, stream, reason, attempts, failures (with stack
+        traces) and value."""
         return self._verb("dead", blocking, self._letters)
 
     def _letters(self, letters: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
@@ -283,10 +330,15 @@ class _Take(Asked):
         self._pipeline = pipeline
         self._keep = keep
         self.loan = 0
-        fields = {"id": pipeline._id, "stream": stream, "count": count, "timeout": None if timeout is None else max(_LEAST, timeout)}
+        fields = {
+            "id": pipeline._id,
+            "stream": stream,
+            "count": count,
+            "timeout": None if timeout is None else max(_LEAST, timeout),
+        }
         super().__init__(pipeline._session.core, "pipeline_take", pipeline=fields)
 
-    def deliver(self, kind: int, flags: int, rank: int, body: Any) -> None:
+    def deliver(self, kind: int, flags: int, rank: int, body: object) -> None:
         self._store(flags, body)
         if self._error is None:
             try:
@@ -341,7 +393,7 @@ class Taking:
             await self._take.ended(kind is None)
 
 
-def _by_name(status: dict[str, Any]) -> dict[str, Any]:
+def _by_name(status: dict[str, Any]) -> dict[str, object]:
     for kind in ("streams", "stages"):
         status[kind] = {one["name"]: one for one in status[kind] or []}
     return status
@@ -362,17 +414,23 @@ class _Declared:
         self._streams = {stream: _plain(fields or {}) for stream, fields in streams.items()}
         self._stages = {stage: _plain(self._stage(stage, fields)) for stage, fields in stages.items()}
 
-    def _stage(self, name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    def _stage(self, name: str, fields: Mapping[str, Any]) -> dict[str, object]:
         """Returns a stage with its role replaced by the role's name."""
         out = dict(fields)
         work, role = out.pop("function", None), fields.get("role")
         if work is not None:
             if role is not None or not callable(work):
-                raise _errors.InvalidError(f"stage {name}: function {work!r} {'and a role' if role else 'is none'}; give a role and its method, or a function")
+                raise _errors.InvalidError(
+                    f"stage {name}: function {work!r} {'and a role' if role else 'is none'}; give a role and its "
+                    "method, or a function"
+                )
             self.functions[name] = work
             return {**out, "role": _function(name)}
         if role is None:
             return out  # the check of the whole declaration reports the missing role
+        if isinstance(role, Cluster):
+            for method in (fields.get("method"), fields.get("abort")):
+                role._check_method(f"stage {name}", method)
         title = role.name if isinstance(role, Cluster) else str(role)
         known = self._roles.get(title)
         if isinstance(role, Cluster) and isinstance(known, Cluster) and known != role:
@@ -388,7 +446,15 @@ class _Declared:
     def text(self) -> str:
         running = {role: {"command": ["python"]} for role in self._roles}
         here = {_function(stage): {"function": "driver.function"} for stage in self.functions}
-        return json.dumps({"name": self.name, "replicas": self._replicas, "roles": {**running, **here}, "streams": self._streams, "stages": self._stages})
+        return json.dumps(
+            {
+                "name": self.name,
+                "replicas": self._replicas,
+                "roles": {**running, **here},
+                "streams": self._streams,
+                "stages": self._stages,
+            }
+        )
 
 
 def _function(stage: str) -> str:
@@ -396,7 +462,7 @@ def _function(stage: str) -> str:
     return f"function-of-{stage}"
 
 
-def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(fields: Mapping[str, object]) -> dict[str, object]:
     """Converts fields to the form of a file: numbers become durations where a duration is expected."""
     out: dict[str, Any] = {}
     for name, value in fields.items():

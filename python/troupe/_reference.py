@@ -1,4 +1,5 @@
-"""References to values that stay where they are until code asks for them. The core counts references and fetches the values."""
+"""References to values that stay where they are until code asks for them. The core counts references and fetches the
+values."""
 
 from __future__ import annotations
 
@@ -7,25 +8,29 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgpack
 
 from . import _check, _codec, _core, _error_transfer, _errors, _future, _session
 from ._core import FAILED, NONE
-from ._future import Pull, Waitable
+from ._future import Pull, R, Waitable
+
+T = TypeVar("T")
 
 _READY = 1  # flag of troupe_get: report that the value exists, without fetching it
 _PUT_FAILED = 1
+_LONG = 1 << 20  # bytes from which a value is stored without the interpreter lock: it may be written to disk
 _PLACE = 512  # bytes for the description of where a value lies
 _MOST = 8 << 10  # bytes of the list of references inside one value; see wire.MaxReferences
 
 
-class Reference(Waitable):
+class Reference(Waitable[R]):
     """A reference to a value of this or another process, created by `put` or by a call.
 
-    result() and await fetch the value. A reference passed as an argument of a call is replaced by its value; a reference inside an argument
-    arrives as a reference. The owner keeps the value until no process has a reference to it.
+    result() and await fetch the value. A reference passed as an argument of a call is replaced by its value; a
+    reference inside an argument arrives as a reference. The owner keeps the value until no process has a reference to
+    it.
     """
 
     _place = b""  # where the value lies, as the sender of the reference said; empty: unknown
@@ -39,7 +44,9 @@ class Reference(Waitable):
         self._error: _errors.Error | None = None
         self._watching = 0  # token of the request that reports when the value exists
         self._pull: Pull | None = None
-        self._codec: _codec.Codec | None = None  # codec of the caller that sent the reference; None: that of this process and its workers
+        self._codec: _codec.Codec | None = (
+            None  # codec of the caller that sent the reference; None: that of this process and its workers
+        )
         self._pid = os.getpid()
 
     @classmethod
@@ -67,7 +74,7 @@ class Reference(Waitable):
 
     # Waiting.
 
-    def deliver(self, kind: int, flags: int, rank: int, body: Any) -> None:
+    def deliver(self, kind: int, flags: int, rank: int, body: object) -> None:
         """Records that the value exists, or that it never will."""
         if flags & FAILED:
             self._error = _error_transfer.rebuild(_errors.from_body(body), self._values())
@@ -79,10 +86,15 @@ class Reference(Waitable):
 
     def _ask(self, token: int, how: int) -> int:
         place = self._place
-        return int(self._core.lib.troupe_get(token, self._session.id, self._owner.encode(), self._number, how, place, len(place)))
+        return int(
+            self._core.lib.troupe_get(
+                token, self._session.id, self._owner.encode(), self._number, how, place, len(place)
+            )
+        )
 
-    def uncounted(self) -> list[Any]:
-        """Returns the fields of UncountedReference, for a message to a process that uses the value only while this one keeps its reference."""
+    def uncounted(self) -> list[object]:
+        """Returns the fields of UncountedReference, for a message to a process that uses the value only while this one
+        keeps its reference."""
         place = b""
         if self._owner == self._session.session:
             room = ctypes.create_string_buffer(_PLACE)
@@ -90,7 +102,8 @@ class Reference(Waitable):
         return [self._owner, self._number, place]
 
     def done(self) -> bool:
-        """Returns whether the value exists or its call has failed. The first call asks the owner and does not wait for the answer."""
+        """Returns whether the value exists or its call has failed. The first call asks the owner and does not wait for
+        the answer."""
         self._watch()
         return super().done()
 
@@ -98,7 +111,7 @@ class Reference(Waitable):
         self._watch()
         return super()._wait(timeout)
 
-    def result(self, timeout: float | None = None) -> Any:
+    def result(self, timeout: float | None = None) -> R:
         """Waits for the value and fetches it, or raises the error of its call. Each call fetches the value again."""
         _check.seconds("timeout", timeout, zero=True)
         pull = self._start()
@@ -111,7 +124,8 @@ class Reference(Waitable):
         return self._read(pull)
 
     def _values(self) -> _codec.Codec:
-        """Returns the codec that decodes the value. References received from a caller that may not send pickles keep that caller's codec."""
+        """Returns the codec that decodes the value. References received from a caller that may not send pickles keep
+        that caller's codec."""
         if self._codec is None:
             self._codec = self._session.codec(True)
         return self._codec
@@ -119,15 +133,16 @@ class Reference(Waitable):
     def _start(self) -> Pull:
         return Pull(self._core, lambda token: self._ask(token, 0))
 
-    def _read(self, pull: Pull) -> Any:
+    def _read(self, pull: Pull) -> R:
         codec = self._values()
         if pull.flags & FAILED:
             raise _error_transfer.rebuild(_errors.from_body(pull.body), codec)
-        value = None if pull.flags & NONE else codec.decode(pull.body)
+        found: Any = None if pull.flags & NONE else codec.decode(pull.body)
         pull.body, pull.inside = b"", []
+        value: R = found
         return value
 
-    def _get(self) -> Any:
+    def _get(self) -> R:
         return self.result()
 
     def _check_failed(self) -> None:
@@ -143,7 +158,7 @@ class Reference(Waitable):
 
         pull.when_done(fetched)
 
-    async def _await(self) -> Any:
+    async def _await(self) -> R:
         pull = self._start()
         try:
             await _core.wait_in_loop(self._core, pull)
@@ -164,15 +179,17 @@ class Reference(Waitable):
     def reference(self) -> Reference:
         return self
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         if not _codec.note_pickled(self):
-            _pinned.append(self)  # user code pickled the reference and may unpickle it at any time, so it is never released
+            _pinned.append(
+                self
+            )  # user code pickled the reference and may unpickle it at any time, so it is never released
         return _unpickled, (self._owner, self._number)
 
     def __copy__(self) -> Reference:
         return Reference.received(self._owner, self._number)
 
-    def __deepcopy__(self, _: Any) -> Reference:
+    def __deepcopy__(self, _: object) -> Reference:
         return Reference.received(self._owner, self._number)
 
     def __eq__(self, other: object) -> bool:
@@ -185,8 +202,9 @@ class Reference(Waitable):
         return f"Reference({self.id})"
 
 
-class UncountedReference(Reference):
-    """A reference that is not counted: its sender keeps the value until this process has answered a call. It must not be sent on."""
+class UncountedReference(Reference[R]):
+    """A reference that is not counted: its sender keeps the value until this process has answered a call. It must not
+    be sent on."""
 
     def __init__(self, owner: str, number: int, place: bytes) -> None:
         super().__init__(_session.current(start=False), owner, number)
@@ -195,7 +213,7 @@ class UncountedReference(Reference):
     def __del__(self) -> None:
         pass
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         raise TypeError("an uncounted reference cannot be sent on")
 
 
@@ -206,8 +224,19 @@ def _unpickled(owner: str, number: int) -> Reference:
     return Reference.received(owner, number)
 
 
-def names_of(refs: Sequence[Any]) -> bytes:
-    """Encodes a list of references for the core: each owner, followed by its numbers."""
+def names_of(refs: Sequence[object]) -> bytes:
+    """Encodes a list of references inside one value for the core."""
+    data = list_of(refs)
+    if len(data) > _MOST:
+        raise _errors.EncodeError(
+            f"a value with {len(refs)} references in it cannot be sent: their list has {len(data)} bytes, "
+            f"and the most is {_MOST}; send them in several calls, or put lists of them"
+        )
+    return data
+
+
+def list_of(refs: Sequence[Any]) -> bytes:
+    """Encodes references for the core: each owner, followed by its numbers."""
     names: list[Any] = []
     owner = None
     for ref in refs:
@@ -215,13 +244,7 @@ def names_of(refs: Sequence[Any]) -> bytes:
             owner = ref._owner
             names.append(owner)
         names.append(ref._number)
-    data = bytes(msgpack.packb(names))
-    if len(data) > _MOST:
-        raise _errors.EncodeError(
-            f"a value with {len(refs)} references in it cannot be sent: their list has {len(data)} bytes, and the most is {_MOST}; "
-            "send them in several calls, or put lists of them"
-        )
-    return data
+    return bytes(msgpack.packb(names))
 
 
 def read_names(names: bytes) -> list[tuple[str, int]]:
@@ -245,16 +268,19 @@ _core.Core.adopt = staticmethod(_adopt)
 
 
 def counts() -> dict[str, int]:
-    """Returns how many values this process owns, how many values of others it refers to, and how many bytes of results it keeps for others."""
+    """Returns how many values this process owns, how many values of others it refers to, and how many bytes of results
+    it keeps for others."""
     session = _session.current(start=False)
     found: dict[str, int] = session.core.ask("references", runtime=session.id).get()
     return found
 
 
-def put(value: Any) -> Reference:
+def put(value: T) -> Reference[T]:
     """Stores a value in this process and returns a reference to it.
 
-    Pass the reference to calls: each worker fetches the value from this process once. The value is kept until no process has a reference to it.
+    Pass the reference to calls: each worker fetches the value from this process once. The value is kept until no
+    process has a reference to it. Past the bound of TROUPE_VALUES_LIMIT it is kept on disk, or RefusedError is raised;
+    see docs/values.md.
     """
     if isinstance(value, Waitable):
         raise _errors.InvalidError("put takes a value; a future or a reference is a reference already")
@@ -264,7 +290,7 @@ def put(value: Any) -> Reference:
     return put_body(session, body, _codec.take_references())
 
 
-def put_body(session: _session.Session, body: Any, inside: Sequence[Any] | None, how: int = 0) -> Reference:
+def put_body(session: _session.Session, body: Any, inside: Sequence[object] | None, how: int = 0) -> Reference:
     """Stores an encoded value, or with how=1 an encoded error, and returns a reference to it."""
     core = session.core
     core.check()
@@ -273,11 +299,16 @@ def put_body(session: _session.Session, body: Any, inside: Sequence[Any] | None,
     if n > _core._LARGE:
         address: Any = core.place(body)
     else:
-        address = body if isinstance(body, bytes) else bytes(body) if isinstance(body, (bytearray, memoryview)) else body.join()
-    number = core.lib.troupe_put(session.id, how, address, n, names, len(names))
+        address = (
+            body
+            if isinstance(body, bytes)
+            else bytes(body)
+            if isinstance(body, (bytearray, memoryview))
+            else body.join()
+        )
+    do_put = core.put_large if n >= _LONG else core.lib.troupe_put
+    number = do_put(session.id, how, address, n, names, len(names))
     if number < 0:
-        if n > _core._LARGE:
-            core.lib.troupe_release(address)
         raise core.fail(number)
     return Reference(session, session.session, number)
 

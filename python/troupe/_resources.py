@@ -10,7 +10,8 @@ from ._config import STRATEGIES
 
 
 class ResourceManager:
-    """A reservation of whole nodes. Clusters on it share a device wherever their mappings overlap. wait: seconds to wait in the queue."""
+    """A reservation of whole nodes. Clusters on it share a device wherever their mappings overlap. wait: seconds to
+    wait in the queue."""
 
     def __init__(self, num_gpus_per_node: int = 0, num_nodes: int = 1, *, wait: float = 0.0) -> None:
         _check.integer("num_gpus_per_node", num_gpus_per_node)
@@ -23,7 +24,10 @@ class ResourceManager:
         self.nodes: list[str] = []
         if num_gpus_per_node:
             got = self._session.core.ask(
-                "reserve", runtime=self._session.id, name="resource manager", reserve={"nodes": num_nodes, "devices": num_gpus_per_node, "wait": float(wait)}
+                "reserve",
+                runtime=self._session.id,
+                name="resource manager",
+                reserve={"nodes": num_nodes, "devices": num_gpus_per_node, "wait": float(wait)},
             ).get()
             self.id, self.nodes = got["id"], got["nodes"] or []
 
@@ -47,29 +51,42 @@ class ResourceManager:
 class Reservation:
     """Bundles of resources, reserved together: all or none.
 
-    A cluster with a Reservation as its resource_manager has one worker for each bundle, or for each that WorkerConfig(bundles=[0, 2]) selects.
-    actor(…, reservation=r, bundle=0) takes a part of a bundle, or all of it.
+    A cluster with a Reservation as its resource_manager has one worker for each bundle, or for each that
+    WorkerConfig(bundles=[0, 2]) selects. actor(…, reservation=r, bundle=0) takes a part of a bundle, or all of it.
 
-    - bundles: a dict for each bundle, with GPU (0.5 is a share of a device), CPU, memory (bytes, or "4GiB") and resources that nodes declare by
-      name.
+    - bundles: a dict for each bundle, with GPU (0.5 is a share of a device), CPU, memory (bytes, or "4GiB") and
+      resources that nodes declare by name.
     - strategy: PACK, SPREAD, STRICT_PACK or STRICT_SPREAD.
     - name: a name within the run, by which Reservation.attach(name) finds it.
     - wait: seconds to wait in the queue. With 0, resources that are not free now are an error.
     """
 
-    def __init__(self, bundles: Sequence[Mapping[str, Any]], *, strategy: str = "PACK", name: str | None = None, wait: float = 0.0) -> None:
+    def __init__(
+        self,
+        bundles: Sequence[Mapping[str, object]],
+        *,
+        strategy: str = "PACK",
+        name: str | None = None,
+        wait: float = 0.0,
+    ) -> None:
         if strategy not in STRATEGIES:
             raise _errors.InvalidError(f"strategy={strategy!r} is none of {', '.join(STRATEGIES)}")
         self.bundles = [dict(b) for b in bundles]
         if not self.bundles:
-            raise _errors.InvalidError("bundles is empty; give a dict for each bundle, such as {\"GPU\": 1}")
+            raise _errors.InvalidError('bundles is empty; give a dict for each bundle, such as {"GPU": 1}')
         self._session = _session.current()
         self.name = "" if name is None else _check.text("name", name)
         request = {
-            "bundles": [_bundle(i, b) for i, b in enumerate(self.bundles)], "strategy": strategy, "id": _id(self._session.namespace, self.name),
+            "bundles": [_bundle(i, b) for i, b in enumerate(self.bundles)],
+            "strategy": strategy,
+            "id": _id(self._session.namespace, self.name),
             "wait": _check.number("wait", wait, unit="seconds"),
-        }  # fmt: skip
-        self._take(self._session.core.ask("reserve", runtime=self._session.id, name=name or "reservation", reserve=request).get())
+        }
+        self._take(
+            self._session.core.ask(
+                "reserve", runtime=self._session.id, name=name or "reservation", reserve=request
+            ).get()
+        )
         self._owned = True
 
     def _take(self, got: dict[str, Any]) -> None:
@@ -79,9 +96,12 @@ class Reservation:
 
     @classmethod
     def attach(cls, name: str) -> Reservation:
-        """Returns the reservation of that name in this run, which another process holds. Raises NotFoundError if there is none."""
+        """Returns the reservation of that name in this run, which another process holds. Raises NotFoundError if there
+        is none."""
         session = _session.current()
-        got = session.core.ask("reservation", runtime=session.id, name=_id(session.namespace, _check.text("name", name))).get()
+        got = session.core.ask(
+            "reservation", runtime=session.id, name=_id(session.namespace, _check.text("name", name))
+        ).get()
         made = cls.__new__(cls)
         made._session, made.name, made._owned = session, name, False
         made.bundles = [_unpacked(b) for b in got["bundles"]]
@@ -102,13 +122,17 @@ class Reservation:
         return any(_bundle(i, self.bundles[i]).get("devices", 0) % 1000 for i in indices)
 
     def _devices_of(self, chosen: list[int]) -> tuple[list[int] | None, list[str]]:
-        """Returns the devices of bundles, as a device mapping counts them; for bundles without devices, the node of each instead."""
+        """Returns the devices of bundles, as a device mapping counts them; for bundles without devices, the node of
+        each instead."""
         if self._has_share(chosen):
             raise _errors.InvalidError(
-                f"bundles {chosen} have shares of devices: a role has one worker on such a bundle; make a role or an actor for each, actor(…, reservation=r, bundle={chosen[0]})"
+                f"bundles {chosen} have shares of devices: a role has one worker on such a bundle; make a role or an "
+                f"actor for each, actor(…, reservation=r, bundle={chosen[0]})"
             )
         if len({len(self._devices[i]) for i in chosen}) > 1:
-            raise _errors.InvalidError(f"bundles {chosen} do not have equally many devices each, as the workers of one role must")
+            raise _errors.InvalidError(
+                f"bundles {chosen} do not have equally many devices each, as the workers of one role must"
+            )
         if not self._devices[chosen[0]]:
             return None, [self.nodes[i] for i in chosen]
         known = {n["node"]: n for n in self._session.core.ask("nodes", runtime=self._session.id).get()}
@@ -119,7 +143,10 @@ class Reservation:
     def release(self) -> None:
         """Releases the bundles. Shut down the clusters on them first. Repeated calls have no effect."""
         if not self._owned:
-            raise _errors.InvalidError(f"reservation {self.name} is held by another process, which releases it; `troupe release {self.id}` does too")
+            raise _errors.InvalidError(
+                f"reservation {self.name} is held by another process, which releases it; `troupe release {self.id}` "
+                "does too"
+            )
         if self.id and not self._session.closed:
             self._session.core.ask("unreserve", name=self.id).get()
             self.id = ""
@@ -140,23 +167,35 @@ class BundleOf:
 
     def __init__(self, reservation: Reservation, index: int | None) -> None:
         if not isinstance(reservation, Reservation):
-            raise _errors.InvalidError(f"reservation is of type {type(reservation).__name__}; give a troupe.Reservation")
+            raise _errors.InvalidError(
+                f"reservation is of type {type(reservation).__name__}; give a troupe.Reservation"
+            )
         self.reservation = reservation
         self.index = None if index is None else reservation._indices([index])[0]
 
-    def _request(self, role: str, world: int, asked: dict[str, Any]) -> dict[str, Any]:
+    def _request(self, role: str, world: int, asked: Mapping[str, object]) -> dict[str, object]:
         """Returns the part of a role's request that specifies the worker's resources and the bundle they come from."""
         if world != 1:
-            raise _errors.InvalidError(f"role {role!r}: world_size is {world}, and one worker takes a part of one bundle")
+            raise _errors.InvalidError(
+                f"role {role!r}: world_size is {world}, and one worker takes a part of one bundle"
+            )
         if not asked and self.index is None:
-            raise _errors.InvalidError(f"role {role!r}: give bundle=, or what it takes of any bundle: num_gpus=, num_cpus=, memory=, resources=")
+            raise _errors.InvalidError(
+                f"role {role!r}: give bundle=, or what it takes of any bundle: num_gpus=, num_cpus=, memory=, "
+                "resources="
+            )
         if not asked and self.index is not None:
             asked = _bundle(self.index, self.reservation.bundles[self.index])
-        return {"parent": self.reservation.id, "parent_bundle": -1 if self.index is None else self.index, "bundles": [asked]}
+        return {
+            "parent": self.reservation.id,
+            "parent_bundle": -1 if self.index is None else self.index,
+            "bundles": [asked],
+        }
 
 
 def _id(namespace: str, name: str) -> str:
-    """Returns the id of a reservation by its name. All runs on a head share the ids, so the namespace is part of it, unless it is the default."""
+    """Returns the id of a reservation by its name. All runs on a head share the ids, so the namespace is part of it,
+    unless it is the default."""
     if not name or namespace == "default":
         return name
     full = f"{namespace}-{name}"
@@ -167,21 +206,34 @@ def _id(namespace: str, name: str) -> str:
     return f"{name[:40]}-{hashlib.sha256(full.encode()).hexdigest()[:16]}"
 
 
-def _bundle(i: int, given: Mapping[str, Any]) -> dict[str, Any]:
+def _bundle(i: int, given: Mapping[str, object]) -> dict[str, Any]:
     """Converts a bundle to the core's format."""
-    known = {"GPU": ("devices", _check.devices), "CPU": ("cpus", _check.thousandths), "memory": ("memory", _check.memory)}
-    made: dict[str, Any] = {known[name][0]: known[name][1](f"bundles[{i}][{name!r}]", given[name]) for name in known if name in given}
+    known = {
+        "GPU": ("devices", _check.devices),
+        "CPU": ("cpus", _check.thousandths),
+        "memory": ("memory", _check.memory),
+    }
+    made: dict[str, Any] = {
+        known[name][0]: known[name][1](f"bundles[{i}][{name!r}]", given[name]) for name in known if name in given
+    }
     others = {name: given[name] for name in given if name not in known}
     for name in others:
         if near := _check.suggestion(name, known, 0.8):
-            raise _errors.InvalidError(f"bundles[{i}] has no resource {name!r}{near}; there are {', '.join(known)}, and those that nodes declare")
+            raise _errors.InvalidError(
+                f"bundles[{i}] has no resource {name!r}{near}; there are {', '.join(known)}, and those that nodes "
+                "declare"
+            )
     if others:
         made["resources"] = _check.resources(f"bundles[{i}]", others)
     return made
 
 
-def _unpacked(bundle: dict[str, Any]) -> dict[str, Any]:
+def _unpacked(bundle: dict[str, Any]) -> dict[str, object]:
     """Converts a bundle from the core's format to that of the constructor."""
-    amounts = {"GPU": bundle.get("devices", 0) / 1000, "CPU": bundle.get("cpus", 0) / 1000, "memory": bundle.get("memory", 0)}
+    amounts = {
+        "GPU": bundle.get("devices", 0) / 1000,
+        "CPU": bundle.get("cpus", 0) / 1000,
+        "memory": bundle.get("memory", 0),
+    }
     amounts |= {name: amount / 1000 for name, amount in (bundle.get("resources") or {}).items()}
     return {name: amount for name, amount in amounts.items() if amount}

@@ -1,15 +1,17 @@
 """Streams: the values of a generator method, pulled by the caller.
 
-The worker keeps the generator; each pull is a call that advances it by one value. A few pulls are under way at a time, so the worker is at most
-that many values ahead of the consumer, which provides backpressure. Closing the stream cancels its pulls and closes the generator.
+The worker keeps the generator; each pull is a call that advances it by one value. A few pulls are under way at a time,
+so the worker is at most that many values ahead of the consumer, which provides backpressure. Closing the stream cancels
+its pulls and closes the generator.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 from . import _codec, _core, _errors
@@ -27,7 +29,7 @@ class StreamReference(_codec.Walked):
     def __init__(self, number: int, method: str) -> None:
         self.number, self.method = number, method
 
-    def wire(self) -> tuple[int, Any]:
+    def wire(self) -> tuple[int, object]:
         return _codec.STREAM, [self.number, self.method]
 
 
@@ -39,10 +41,13 @@ class OpenStreams:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards the fields below
-        self._numbers = itertools.count(1)
-        self._open: OrderedDict[int, tuple[Any, Any]] = OrderedDict()  # by number: the generator and the lock of its pulls; idle longest first
+        self._numbers = itertools.count(
+            int.from_bytes(os.urandom(6), "big")
+        )  # a restarted worker must not have the streams of the one before
+        # by number: the generator and the lock of its pulls; idle longest first
+        self._open: OrderedDict[int, tuple[Any, Any]] = OrderedDict()
 
-    def add(self, generator: Any, lock: Any, method: str) -> StreamReference:
+    def add(self, generator: object, lock: object, method: str) -> StreamReference:
         with self._lock:
             number = next(self._numbers)
             self._open[number] = (generator, lock)
@@ -55,18 +60,21 @@ class OpenStreams:
         with self._lock:
             found = self._open.get(number)
             if found is None:
-                raise _errors.ClosedError(f"stream {number} is closed: at its end, by its consumer, or because {MOST_STREAMS} others were used since")
+                raise _errors.ClosedError(
+                    f"stream {number} is closed: at its end, by its consumer, or because {MOST_STREAMS} others were "
+                    "used since"
+                )
             self._open.move_to_end(number)
             return found
 
-    def remove(self, number: int) -> Any:
+    def remove(self, number: int) -> object:
         with self._lock:
             found = self._open.pop(number, None)
         return None if found is None else found[0]
 
     # The methods of a sync object.
 
-    def next(self, number: int) -> list[Any]:
+    def next(self, number: int) -> list[object]:
         """Returns [True, value], or [False, None] at the end."""
         generator, lock = self.find(number)
         with lock:
@@ -86,7 +94,7 @@ class OpenStreams:
 
     # The methods of an async object, whose generators may be of both kinds.
 
-    async def anext(self, number: int) -> list[Any]:
+    async def anext(self, number: int) -> list[object]:
         generator, lock = self.find(number)
         async with lock:
             try:
@@ -106,6 +114,23 @@ class OpenStreams:
             _close_quietly(generator)
 
 
+def blocking(values: Any) -> Iterator[Any]:
+    """Iterates over the values of an async generator, on an event loop of its own."""
+    import asyncio
+
+    loop = asyncio.new_event_loop()
+    try:
+        while True:
+            try:
+                value = loop.run_until_complete(values.__anext__())
+            except StopAsyncIteration:
+                return
+            yield value
+    finally:
+        loop.run_until_complete(values.aclose())
+        loop.close()
+
+
 def _close_quietly(generator: Any) -> None:
     try:
         generator.close()
@@ -114,15 +139,16 @@ def _close_quietly(generator: Any) -> None:
 
 
 class ResultStream(Iterator[Any], AsyncIterator[Any]):
-    """Iterates over the values of a generator method as they arrive: `for value in handle.method(…)`, or `async for`. It closes at its end, by
-    close(), at the end of a `with` block, and when nothing refers to it."""
+    """Iterates over the values of a generator method as they arrive: `for value in handle.method(…)`, or `async for`.
+    It closes at its end, by close(), at the end of a `with` block, and when nothing refers to it."""
 
     def __init__(self, handle: Any, reference: StreamReference, engine: str = "") -> None:
         self._handle = handle  # the worker
         self._number = reference.number
         options = {"engine": engine} if engine else {}
         self._next, self._close = handle[reference.method].options(**options), handle[CLOSE].options(**options)
-        self._ahead = AHEAD if reference.method == NEXT else 1  # on a lane with several threads, pulls could overtake each other
+        # on a lane with several threads, pulls could overtake each other
+        self._ahead = AHEAD if reference.method == NEXT else 1
         self._pulls: deque[Any] = deque()  # futures, oldest first
         self._over = False
 
@@ -131,7 +157,7 @@ class ResultStream(Iterator[Any], AsyncIterator[Any]):
             self._pulls.append(self._next.remote(self._number))
         return self._pulls[0]
 
-    def _take(self, answer: list[Any]) -> Any:
+    def _take(self, answer: Sequence[object]) -> Any:
         self._pulls.popleft()
         more, value = answer
         if not more:
@@ -145,7 +171,8 @@ class ResultStream(Iterator[Any], AsyncIterator[Any]):
         return self.next()
 
     def next(self, timeout: float | None = None) -> Any:
-        """Returns the next value. Raises StopIteration at the end, and TimedOutError after timeout seconds; it can then be called again."""
+        """Returns the next value. Raises StopIteration at the end, and TimedOutError after timeout seconds; it can then
+        be called again."""
         if self._over:
             raise StopIteration
         pull = self._pull()
@@ -184,7 +211,8 @@ class ResultStream(Iterator[Any], AsyncIterator[Any]):
         self._handle.cluster._interrupted.discard(self._handle.rank)
 
     def close(self) -> None:
-        """Closes the stream: cancels the pulls under way and makes the worker close the generator. Repeated calls have no effect."""
+        """Closes the stream: cancels the pulls under way and makes the worker close the generator. Repeated calls have
+        no effect."""
         if self._over:
             return
         self._end()

@@ -16,20 +16,26 @@ from ._pipeline import Held, settle, warn_if_blocking
 class Request(Asked):
     """A request under way: a future that can also be aborted."""
 
-    def __init__(self, router: Router, id: str, **fields: Any) -> None:
+    def __init__(self, router: Router, id: str, **fields: object) -> None:
         self._router = router
         self.id = id
         super().__init__(
-            router._session.core, "router_call", read=router._decode, codec=router._codec, router={"id": router._id, "request": id, **fields}
-        )  # fmt: skip
+            router._session.core,
+            "router_call",
+            read=router._decode,
+            codec=router._codec,
+            router={"id": router._id, "request": id, **fields},
+        )
 
     def abort(self, *, blocking: bool = True) -> Any:
-        """Aborts the request. If the router has an abort method, the result is then what the rank has produced so far."""
+        """Aborts the request. If the router has an abort method, the result is then what the rank has produced so
+        far."""
         return self._router.abort(self.id, blocking=blocking)
 
 
 class Router(Held):
-    """Distributes requests over the ranks of clusters: each goes to the least loaded rank, or to the rank that has its key.
+    """Distributes requests over the ranks of clusters: each goes to the least loaded rank, or to the rank that has its
+    key.
 
         router = troupe.Router(engines, method="generate", credits=16, sticky=True)
         text = router.call(prompt, key="session-1")
@@ -38,15 +44,21 @@ class Router(Held):
     - credits: number of requests that one rank may have at once.
     - waiting: number of requests that may wait for a rank; further ones raise BusyError.
     - sticky: requests with the same key go to the same rank while it is available.
-    - abort: a method in the control lane. It gets the id of a request, which the request's method got too, and makes that method return what it
-      has. Without it, an aborted request is cancelled.
+    - abort: a method in the control lane. It gets the id of a request, which the request's method got too, and makes
+      that method return what it has. Without it, an aborted request is cancelled.
 
     Every method blocks until it is done; with blocking=False it returns a future.
     """
 
     def __init__(
-        self, *clusters: Cluster, method: str, abort: str = "", credits: int = 1, waiting: int = 1024, sticky: bool = False
-    ) -> None:  # fmt: skip
+        self,
+        *clusters: Cluster,
+        method: str,
+        abort: str = "",
+        credits: int = 1,
+        waiting: int = 1024,
+        sticky: bool = False,
+    ) -> None:
         if credits < 1 or waiting < 1:
             raise _errors.InvalidError(f"credits {credits} and waiting {waiting} must be positive")
         session = _session.current()
@@ -58,18 +70,28 @@ class Router(Held):
         }  # fmt: skip
         self._open(session, Asked(session.core, "router_open", router=request))
 
-    def _verb(self, verb: str, blocking: bool, read: Any = None, **fields: Any) -> Any:
+    def _verb(self, verb: str, blocking: bool, read: Any = None, **fields: Any) -> object:
         warn_if_blocking(f"router.{verb}", blocking)
-        return settle(Asked(self._session.core, "router_verb", read=read, router={"id": self._id, "verb": verb, **fields}), blocking)
+        return settle(
+            Asked(self._session.core, "router_verb", read=read, router={"id": self._id, "verb": verb, **fields}),
+            blocking,
+        )
 
-    def _decode(self, body: bytes) -> Any:
+    def _decode(self, body: bytes) -> object:
         return self._codec.decode(bytearray(body)) if body else None
 
     # Requests.
 
     def call(
-        self, *args: Any, key: str = "", id: str = "", again: bool = False, timeout: float | None = None, blocking: bool = True, **kwargs: Any
-    ) -> Any:  # fmt: skip
+        self,
+        *args: object,
+        key: str = "",
+        id: str = "",
+        again: bool = False,
+        timeout: float | None = None,
+        blocking: bool = True,
+        **kwargs: object,
+    ) -> Any:
         """Sends a request to a rank and returns its result.
 
         - key: selects the rank, in a sticky router.
@@ -81,9 +103,12 @@ class Router(Held):
         _check.seconds("timeout", timeout)
         body = self._codec.encode([[resolve(a) for a in args], {n: resolve(v) for n, v in kwargs.items()} or None])
         fields = {
-            "key": key, "again": again, "timeout": timeout if timeout is None else float(timeout), "body": body if isinstance(body, bytes) else body.join(),
+            "key": key,
+            "again": again,
+            "timeout": timeout if timeout is None else float(timeout),
+            "body": body if isinstance(body, bytes) else body.join(),
             "scope": _trace.where(),
-        }  # fmt: skip
+        }
         return settle(Request(self, id or os.urandom(8).hex(), **fields), blocking)
 
     def abort(self, id: str, *, blocking: bool = True) -> Any:
@@ -96,8 +121,11 @@ class Router(Held):
         """Adds ranks of a cluster; without ranks, all of them."""
         return self._verb("join", blocking, cluster=cluster._open()._id, ranks=list(ranks))
 
-    def leave(self, cluster: Cluster, ranks: Sequence[int] = (), *, timeout: float | None = None, blocking: bool = True) -> Any:
-        """Removes ranks of a cluster; without ranks, all of them. They get no more requests, and finish those that they have."""
+    def leave(
+        self, cluster: Cluster, ranks: Sequence[int] = (), *, timeout: float | None = None, blocking: bool = True
+    ) -> Any:
+        """Removes ranks of a cluster; without ranks, all of them. They get no more requests, and finish those that they
+        have."""
         return self._verb("leave", blocking, cluster=cluster._open()._id, ranks=list(ranks), timeout=timeout)
 
     def scale(self, cluster: Cluster, workers: int, *, timeout: float | None = None, blocking: bool = True) -> Any:

@@ -1,4 +1,5 @@
-"""Records of runs with a private head. `troupe status` and `troupe logs` find the head by them, and the output of the last runs is kept."""
+"""Records of runs with a private head. `troupe status` and `troupe logs` find the head by them, and the output of the
+last runs is kept."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import datetime
 import json
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 _KEPT = 5  # number of finished runs to keep
@@ -43,8 +45,9 @@ def new_namespace() -> str:
     return f"{name}-{now:%m%d-%H%M%S}-{os.urandom(3).hex()}"
 
 
-def record(folder: str, fields: dict[str, Any]) -> None:
-    """Adds fields to the record of a run. If the file cannot be written, the run goes on, but commands do not find it."""
+def record(folder: str, fields: Mapping[str, object]) -> None:
+    """Adds fields to the record of a run. If the file cannot be written, the run goes on, but commands do not find
+    it."""
     path = os.path.join(folder, "run.json")
     try:
         with open(path + ".new", "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as f:

@@ -1,18 +1,27 @@
-"""Serves calls to objects of this process: the worker host serves its worker, and a driver the objects passed to troupe.serve."""
+"""Serves calls to objects of this process: the worker host serves its worker, and a driver the objects passed to
+troupe.serve."""
 
 from __future__ import annotations
 
 import copy
 import threading
+from collections.abc import Callable, Mapping, Sequence
 from types import AsyncGeneratorType, GeneratorType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import _call, _codec, _core, _empty, _error_transfer, _errors, _item, _register, _result_stream, _trace
 from ._call import LENGTHS, IncomingCall
 from ._future import Pull, Waitable
 from ._reference import Reference, names_of, read_names
 
-PIPELINE, ITEMS, ON_DEVICE = 2, 4, 8  # flags of a call: from a pipeline; takes items, not their values; device tensors may stay on their device
+if TYPE_CHECKING:
+    import asyncio
+
+PIPELINE, ITEMS, ON_DEVICE = (
+    2,
+    4,
+    8,
+)  # flags of a call: from a pipeline; takes items, not their values; device tensors may stay on their device
 
 FAILED, MORE, TAKES = 1, 2, 4  # flags of troupe_answer
 
@@ -26,7 +35,14 @@ class Object:
 
     __slots__ = ("generators", "is_async", "lanes", "shares", "streams", "value")
 
-    def __init__(self, value: Any, is_async: bool, lanes: dict[str, str], generators: dict[str, str], shares: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        value: object,
+        is_async: bool,
+        lanes: dict[str, str],
+        generators: dict[str, str],
+        shares: frozenset[str] = frozenset(),
+    ) -> None:
         self.value = value
         self.is_async = is_async
         self.lanes = lanes  # by method that does not run on the main thread, its lane
@@ -49,22 +65,28 @@ class Server:
     core: _core.Core
     lib: Any
     session: Any
-    values: dict[int, dict[tuple[str, int], tuple[Any, list[Any]]]]  # by token: bodies of argument values, with the references inside them
+    values: dict[
+        int, dict[tuple[str, int], tuple[Any, list[Any]]]
+    ]  # by token: bodies of argument values, with the references inside them
     objects: dict[str, Object]
-    known: dict[bytes, tuple[_codec.Codec, str, str]]  # by the identifying part of a call's metadata: codec, object and method
+    known: dict[
+        bytes, tuple[_codec.Codec, str, str]
+    ]  # by the identifying part of a call's metadata: codec, object and method
     codecs: dict[bool, _codec.Codec]  # by whether the caller may send pickles
     tasks: dict[int, Any]  # tasks of async methods, by token
     loops: dict[int, Loop]  # by token, the loop that runs a call beside the main thread
     how = 0  # flags of troupe_answer
     awaitables: OwnLoop | None = None  # runs the awaitables that sync methods return
-    direct: Any = None  # a method with positional arguments alone, none of them a reference of the core, that returns values of _PLAIN types
+    # a method with positional arguments alone, none of them a reference of the core, that returns values of _PLAIN
+    # types
+    direct: Any = None
     _beside: Server | None = None
 
     def trusts(self, meta: bytes) -> bool:
         """Returns whether the caller may send pickles."""
         raise NotImplementedError
 
-    def verb(self, call: IncomingCall, body: Any) -> Any:
+    def verb(self, call: IncomingCall, body: object) -> object:
         """Handles a request of the core itself."""
         raise _errors.NotFoundError(f"there is no {call.method}")
 
@@ -75,7 +97,9 @@ class Server:
         mark = _call.current.set((self.core, token, meta))
         attached = _trace.attach(_call.trace_of(meta)) if meta[20] else None
         try:
-            codec, owner, name = self.known.get(_call.key_of(meta) if meta[20] else meta[:24] + meta[40:]) or self.learn(meta)
+            codec, owner, name = self.known.get(
+                _call.key_of(meta) if meta[20] else meta[:24] + meta[40:]
+            ) or self.learn(meta)
             method = self.method(owner, name)
             if method is None:
                 value = self.verb(IncomingCall(self.core, token, meta), body)
@@ -123,12 +147,14 @@ class Server:
 
     # References: the core delivers the values of arguments before their call.
 
-    def take_value(self, token: int, meta: bytes, body: Any) -> None:
+    def take_value(self, token: int, meta: bytes, body: object) -> None:
         """Stores the value of an argument of a call that follows. The reader calls it."""
         name, *inside = read_names(meta)
         self.values.setdefault(token, {})[name] = (body, [Reference(self.session, *n) for n in inside])
 
-    def place_values(self, token: int, codec: _codec.Codec, args: list[Any], kwargs: dict[str, Any]) -> None:
+    def place_values(
+        self, token: int, codec: _codec.Codec, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> None:
         """Replaces the references among the arguments by their values."""
         values = self.values.pop(token, None)
         if values is None:
@@ -149,15 +175,15 @@ class Server:
 
     # Deferred answers: a method may return a future or an awaitable; its result answers the call.
 
-    def defer(self, token: int, meta: bytes, codec: _codec.Codec, value: Any) -> bool:
-        """Arranges for a future or an awaitable to answer the call when it is done. Returns False if the value is neither. No thread waits for it,
-        and the call keeps its place in its lane."""
+    def defer(self, token: int, meta: bytes, codec: _codec.Codec, value: object) -> bool:
+        """Arranges for a future or an awaitable to answer the call when it is done. Returns False if the value is
+        neither. No thread waits for it, and the call keeps its place in its lane."""
         if isinstance(value, Reference):
             return False  # a reference is itself the answer
         if isinstance(value, Waitable):
             value._when_fetched(lambda done: self.answer_deferred(token, meta, codec, done))
             return True
-        if (type(value).__module__.startswith("concurrent.futures") and hasattr(value, "add_done_callback")):
+        if type(value).__module__.startswith("concurrent.futures") and hasattr(value, "add_done_callback"):
             value.add_done_callback(lambda done: self.answer_deferred(token, meta, codec, done))
             return True
         if not hasattr(value, "__await__"):
@@ -166,7 +192,7 @@ class Server:
         loop.call_soon_threadsafe(self._await_deferred, token, meta, codec, value)
         return True
 
-    def deferred_loop(self) -> Any:
+    def deferred_loop(self) -> asyncio.AbstractEventLoop:
         """Returns the event loop that runs awaitables returned by sync methods."""
         if self.awaitables is None:
             self.awaitables = OwnLoop()
@@ -186,12 +212,22 @@ class Server:
         """Answers a call with the result of a completed future. It may run on any thread and must not block."""
         self.tasks.pop(token, None)
         try:
-            value = done.value() if isinstance(done, Pull) and done.value is not None else done._get() if isinstance(done, Waitable) else done.result()
+            value = (
+                done.value()
+                if isinstance(done, Pull) and done.value is not None
+                else done._get()
+                if isinstance(done, Waitable)
+                else done.result()
+            )
             answer = codec.encode(_item.outputs(value) if meta[0] & ITEMS else value)
             self.name_references(token)
         except BaseException as err:
             cancelled = type(err).__name__ == "CancelledError" and not isinstance(err, _errors.Error)
-            self.beside_thread().fail(token, _errors.CancelledError("the future that the method returned was cancelled") if cancelled else err, meta)
+            self.beside_thread().fail(
+                token,
+                _errors.CancelledError("the future that the method returned was cancelled") if cancelled else err,
+                meta,
+            )
             return
         self.beside_thread().answer(token, answer)
 
@@ -232,7 +268,7 @@ class Server:
             raise _errors.NotFoundError(f"class {type(owner).__qualname__} has no method {name!r}")
         return method
 
-    def stream(self, owner: str, name: str, value: Any) -> Any:
+    def stream(self, owner: str, name: str, value: object) -> object:
         """Registers the generator that a generator method returned as a stream. Other values are returned unchanged."""
         made = self.objects[owner]
         if name not in made.generators:
@@ -256,7 +292,8 @@ class Server:
         self.say(token, 0, address, n)
 
     def fail(self, token: int, err: BaseException, meta: bytes = b"") -> None:
-        """Answers a call with an exception. With the call's metadata, the exception's arguments are encoded like values for that caller."""
+        """Answers a call with an exception. With the call's metadata, the exception's arguments are encoded like values
+        for that caller."""
         body = _error_transfer.encode(err, self.codecs[self.trusts(meta)] if meta else None)
         self.say(token, FAILED, body, len(body))
 
@@ -270,14 +307,17 @@ class Server:
 
     # Async methods on an event loop that is not the main thread's.
 
-    def begin_in(self, loop: Loop, token: int, call: IncomingCall, body: Any) -> None:
+    def begin_in(self, loop: Loop, token: int, call: IncomingCall, body: object) -> None:
         """Starts a call on a loop. The reader calls it, so it must not block."""
         self.loops[token] = loop
         if not loop.soon(self._begin, token, call, body):
             self.loops.pop(token, None)
-            self.fail(token, _errors.ClosedError("the event loop that served this has ended; call troupe.serve in one that lasts"))
+            self.fail(
+                token,
+                _errors.ClosedError("the event loop that served this has ended; call troupe.serve in one that lasts"),
+            )
 
-    def _begin(self, token: int, call: IncomingCall, body: Any) -> None:
+    def _begin(self, token: int, call: IncomingCall, body: object) -> None:
         import asyncio
 
         task = asyncio.get_running_loop().create_task(self.serve_async(token, call, body))
@@ -309,13 +349,15 @@ class Server:
             self.core.push_soon(asyncio.get_running_loop())
         return True
 
-    async def serve_async(self, token: int, call: IncomingCall, body: Any) -> None:
+    async def serve_async(self, token: int, call: IncomingCall, body: object) -> None:
         import asyncio
 
         try:
             _call.current.set((self.core, token, call._meta))
             if call._meta[20]:
-                _trace.attach(_call.trace_of(call._meta))  # stays attached until the end of this task, which has its own context
+                _trace.attach(
+                    _call.trace_of(call._meta)
+                )  # stays attached until the end of this task, which has its own context
             codec, owner, name = self.known.get(_call.key_of(call._meta)) or self.learn(call._meta)
             value = await self.invoke_async(call, codec, self.method(owner, name), body)
             answer = codec.encode(value)
@@ -335,9 +377,9 @@ class Server:
             self.core.push_soon(asyncio.get_running_loop())
         self.answer(token, answer)
 
-    async def invoke_async(self, call: IncomingCall, codec: _codec.Codec, method: Any, body: Any) -> Any:
+    async def invoke_async(self, call: IncomingCall, codec: _codec.Codec, method: Any, body: object) -> Any:
         if method is None:
-            value = self.verb(call, body)
+            value: Any = self.verb(call, body)
         else:
             args, kwargs = read_args(codec, body)
             if self.values:
@@ -361,10 +403,10 @@ class Server:
 class Loop:
     """An event loop that runs elsewhere."""
 
-    def __init__(self, loop: Any) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
 
-    def soon(self, do: Any, *args: Any) -> bool:
+    def soon(self, do: Callable[..., object], *args: object) -> bool:
         try:
             self.loop.call_soon_threadsafe(do, *args)
         except RuntimeError:
@@ -414,22 +456,25 @@ def read_args(codec: _codec.Codec, body: Any) -> tuple[list[Any], dict[str, Any]
     raise _errors.MalformedError("the body of a call must be [positional, named]: a list, and a map or nil")
 
 
-def is_coroutine_function(function: Any) -> bool:
+def is_coroutine_function(function: object) -> bool:
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     return bool(code is not None and code.co_flags & 0x280)  # CO_COROUTINE | CO_ASYNC_GENERATOR
 
 
-def is_generator_function(function: Any) -> bool:
+def is_generator_function(function: object) -> bool:
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     return bool(code is not None and code.co_flags & 0x220)  # CO_GENERATOR | CO_ASYNC_GENERATOR
 
 
-def describe(value: Any, max_concurrency: int, side: str) -> tuple[Object, dict[str, Any]]:
-    """Describes an object: its public methods, each with its mode and lane. side says which calls of an async object use the side queue: "all", or ""
-    for none. For other objects, "all" means the same, and "" only those of lanes beside the main thread."""
+def describe(value: object, max_concurrency: int, side: str) -> tuple[Object, dict[str, Any]]:
+    """Describes an object: its public methods, each with its mode and lane. side says which calls of an async object
+    use the side queue: "all", or "" for none. For other objects, "all" means the same, and "" only those of lanes
+    beside the main thread."""
     cls = type(value)
     marks = _register.marks_of(cls)
-    names = [n for n in dir(value) if not n.startswith("_") and callable(getattr(cls, n, None) or getattr(value, n, None))]
+    names = [
+        n for n in dir(value) if not n.startswith("_") and callable(getattr(cls, n, None) or getattr(value, n, None))
+    ]
     is_async = any(is_coroutine_function(getattr(cls, n, None)) for n in names)
     lanes: dict[str, str] = {}
     methods: list[dict[str, Any]] = []
@@ -452,22 +497,31 @@ def describe(value: Any, max_concurrency: int, side: str) -> tuple[Object, dict[
     by_name = {m["name"]: m for m in methods}
     for name in [n for n in names if is_generator_function(getattr(cls, n, None))]:
         lane = by_name[name]["lane"]
-        advance = _result_stream.NEXT if lane["name"] == "work" or is_async else f"{_result_stream.NEXT}-{lane['name']}"[:64]
+        advance = (
+            _result_stream.NEXT if lane["name"] == "work" or is_async else f"{_result_stream.NEXT}-{lane['name']}"[:64]
+        )
         generators[name] = advance
         for extra in (advance, _result_stream.CLOSE):
             if extra not in by_name:
-                by_name[extra] = {"name": extra, "mode": "", "lane": {"name": "work", "limit": 1} if extra == _result_stream.CLOSE and not is_async else lane}
+                by_name[extra] = {
+                    "name": extra,
+                    "mode": "",
+                    "lane": {"name": "work", "limit": 1} if extra == _result_stream.CLOSE and not is_async else lane,
+                }
                 methods.append(by_name[extra])
                 if lane["name"] != "work" and not is_async and extra != _result_stream.CLOSE:
                     lanes[extra] = str(lane["name"])
     table = {
         "methods": methods, "open": hasattr(cls, "__getattr__"), "device_tensors": True, "cancels": is_async,
+        "inherits": True,
         "side": side if is_async or side == "all" else "beside" if lanes else "",
     }  # fmt: skip
-    return Object(value, is_async, lanes, generators, frozenset(n for n in names if marks.get(n, {}).get("share"))), table
+    return Object(
+        value, is_async, lanes, generators, frozenset(n for n in names if marks.get(n, {}).get("share"))
+    ), table
 
 
-def _devices() -> Any:
+def _devices() -> object:
     from . import _device
 
     return _device

@@ -26,8 +26,8 @@ class span:
         @troupe.span("load")
         def load(self): ...
 
-    Calls and spans inside the section are its children in OpenTelemetry traces. A section that ends with an exception is marked as failed. Without
-    a session, and in forked children, nothing is recorded.
+    Calls and spans inside the section are its children in OpenTelemetry traces. A section that ends with an exception
+    is marked as failed. Without a session, and in forked children, nothing is recorded.
     """
 
     __slots__ = ("_core", "_marks", "_name", "_number")
@@ -43,7 +43,9 @@ class span:
         if core is None or core._pid != os.getpid():
             return self
         if self._number:
-            raise _errors.InvalidError(f"the span {self._name.decode()!r} is open already; make another one: with troupe.span(…)")
+            raise _errors.InvalidError(
+                f"the span {self._name.decode()!r} is open already; make another one: with troupe.span(…)"
+            )
         self._core = core
         where = _trace.where()
         self._number = core.lib.troupe_span(where, len(where), self._name, len(self._name))
@@ -51,7 +53,9 @@ class span:
             self._marks = _trace.enter(core, self._number)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         number, self._number = self._number, 0
         if number:
             _trace.leave(self._marks)
@@ -59,21 +63,25 @@ class span:
                 self._core.lib.troupe_span_end(number, kind is not None)
 
     def __call__(self, function: F) -> F:
-        """Makes every execution of a function, which may be async, a span. Generators are refused, because their code runs in pieces."""
+        """Makes every execution of a function, which may be async, a span. Generators are refused, because their code
+        runs in pieces."""
         name, flags = self._name.decode(), getattr(getattr(function, "__code__", None), "co_flags", 0)
         if flags & (_GENERATOR | _ASYNC_GENERATOR):
-            raise _errors.InvalidError(f"@span({name!r}): {getattr(function, '__qualname__', function)} is a generator; use `with troupe.span(…)` inside it")
+            raise _errors.InvalidError(
+                f"@span({name!r}): {getattr(function, '__qualname__', function)} is a generator; use `with "
+                "troupe.span(…)` inside it"
+            )
         if flags & _COROUTINE:
 
             @functools.wraps(function)
-            async def run_async(*args: Any, **kwargs: Any) -> Any:
+            async def run_async(*args: object, **kwargs: object) -> object:
                 with span(name):
                     return await function(*args, **kwargs)
 
             return run_async  # type: ignore[return-value]
 
         @functools.wraps(function)
-        def run(*args: Any, **kwargs: Any) -> Any:
+        def run(*args: object, **kwargs: object) -> object:
             with span(name):
                 return function(*args, **kwargs)
 

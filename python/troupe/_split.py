@@ -1,8 +1,11 @@
-"""Splits the arguments of a call and joins its answers. Go plans which rank gets which part; this module splits and joins the values."""
+"""Splits the arguments of a call and joins its answers. Go plans which rank gets which part; this module splits and
+joins the values."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections import UserDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from . import _codec, _errors
@@ -10,6 +13,7 @@ from ._batch import Batch, join_arrays, sizes
 from ._register import Broadcast, Scatter, Split
 
 _DP = ("DP_MP_COMPUTE", "DP_MP_DISPATCH_FIRST", "DP_MP_DISPATCH_FIRST_COLLECT_ALL")
+_PADDED = ("DP_MP_COMPUTE", "DP_MP_DISPATCH_FIRST")  # modes that join rows, so that padding can be trimmed again
 _NO_DATA = -1
 
 
@@ -39,7 +43,14 @@ def has_rows(value: Any) -> bool:
         return len(value.shape) > 0
     if isinstance(value, Batch):
         return bool(value.arrays)
+    if is_tensordict(value):
+        return len(value.batch_size) > 0
     return callable(getattr(value, "chunk", None)) and hasattr(value, "__len__")
+
+
+def is_tensordict(value: object) -> bool:
+    """Returns whether the value has the interface of a TensorDict or a tensorclass. Imports nothing."""
+    return all(hasattr(type(value), name) for name in ("batch_size", "chunk", "split", "cat"))
 
 
 class Cut:
@@ -53,28 +64,36 @@ class Cut:
         self.padding = 0
 
 
-def is_cut(mode: str, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+def is_cut(mode: str, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
     """Returns whether any argument differs between the parts."""
     values = [*args, *kwargs.values()]
-    if mode == "ALL_TO_ALL":
-        return any(not isinstance(v, Broadcast) for v in values)
-    if mode in _DP:
-        return any(isinstance(v, (Scatter, Split)) or (not isinstance(v, Broadcast) and has_rows(v)) for v in values)
+    if mode == "ALL_TO_ALL" or mode in _DP:
+        marks = [_mark(mode, v, name) for v, name in zip(values, _names(args, kwargs), strict=True)]
+        return any(mark != "broadcast" for mark in marks)
     for v in values:
         if isinstance(v, (Scatter, Split)):
-            raise _errors.InvalidError(f"an argument is marked {type(v).__name__.lower()}, but {mode} gives every rank the same arguments")
+            raise _errors.InvalidError(
+                f"an argument is marked {type(v).__name__.lower()}, but {mode} gives every rank the same arguments"
+            )
     return False
 
 
-def plain(value: Any) -> Any:
+def _names(args: Sequence[object], kwargs: Mapping[str, object]) -> list[str]:
+    return [f"argument {i + 1}" for i in range(len(args))] + [f'argument "{n}"' for n in kwargs]
+
+
+def plain(value: object) -> object:
     return value.value if isinstance(value, Broadcast) else value
 
 
-def cut(mode: str, shards: int, args: Sequence[Any], kwargs: dict[str, Any], pad: bool) -> tuple[list[list[Any]], list[Any], Cut]:
-    """Splits the arguments. Returns the arguments of each shard, keyword arguments last; those for ranks without data; and the row counts."""
+def cut(
+    mode: str, shards: int, args: Sequence[object], kwargs: Mapping[str, object], pad: bool
+) -> tuple[list[list[Any]], list[Any], Cut]:
+    """Splits the arguments. Returns the arguments of each shard, keyword arguments last; those for ranks without data;
+    and the row counts."""
     values = [*args, *kwargs.values()]
-    names = [f"argument {i + 1}" for i in range(len(args))] + [f'argument "{n}"' for n in kwargs]
-    marks = [_mark(mode, v) for v in values]
+    names = _names(args, kwargs)
+    marks = [_mark(mode, v, name) for v, name in zip(values, names, strict=True)]
     info = Cut(shards)
     rows = {n: _length(v, n) for v, m, n in zip(values, marks, names, strict=True) if m == "split"}
     if len(set(rows.values())) > 1:
@@ -82,30 +101,96 @@ def cut(mode: str, shards: int, args: Sequence[Any], kwargs: dict[str, Any], pad
         raise _errors.InvalidError(f"split arguments must have the same number of rows: {counts}")
     info.rows = next(iter(rows.values()), 0)
     if pad and info.rows:
+        if mode not in _PADDED:
+            raise _errors.InvalidError(f"{mode} gives one answer a rank: padding could not be trimmed from it again")
         info.padding = -info.rows % shards
     out: list[list[Any]] = [[] for _ in range(shards)]
     others = []
     word = "rank" if mode == "ALL_TO_ALL" else "data-parallel rank"
     for value, mark, name in zip(values, marks, names, strict=True):
+        if mark == "split" and info.rows + info.padding < shards:
+            raise _errors.InvalidError(_fewer_rows(mode, name, shards, word, info))
         pieces = _pieces(value, mark, name, shards, word, info)
+        if len(rows) > 1 and mark == "split":
+            _check_sizes(pieces, name, info)
         for i, piece in enumerate(pieces):
             out[i].append(piece)
         others.append(_head(value, mark))
     return out, others, info
 
 
-def _mark(mode: str, value: Any) -> str:
+def _fewer_rows(mode: str, name: str, shards: int, word: str, info: Cut) -> str:
+    text = f"fewer rows than {word}s: {name} has {info.rows} rows for {shards} {word}s"
+    if info.rows and mode in _PADDED:
+        text += "; options(pad=True) repeats rows until there is one for each, and trims the result again"
+    return text
+
+
+def _check_sizes(pieces: list[Any], name: str, info: Cut) -> None:
+    """Raises an error if rows of this argument would meet other rows of another one: a type's own chunk may divide
+    differently."""
+    got, wanted = [len(piece) for piece in pieces], sizes(info.rows + info.padding, info.shards)
+    if got != wanted:
+        raise _errors.InvalidError(
+            f"{name} was divided into {got} rows by {type(pieces[0]).__name__}.chunk, and the other arguments into "
+            f"{wanted}: split it before the call, and mark it Scatter"
+        )
+
+
+def _mark(mode: str, value: object, name: str) -> str:
     if isinstance(value, Broadcast):
         return "broadcast"
     if isinstance(value, Scatter):
         return "scatter"
     if isinstance(value, Split):
         if not has_rows(value.value):
-            raise _errors.InvalidError(f"an argument is marked split, but a value of type {type(value.value).__name__} has no rows")
+            raise _errors.InvalidError(
+                f"{name} is marked split, but a value of type {type(value.value).__name__} has no rows; "
+                "Batch({…}) splits named arrays"
+            )
         return "split"
     if mode == "ALL_TO_ALL":
         return "scatter"
-    return "split" if has_rows(value) else "broadcast"
+    if has_rows(value):
+        return "split"
+    _refuse_rows_inside(value, name)
+    return "broadcast"
+
+
+def _refuse_rows_inside(value: object, name: str) -> None:
+    """Raises an error for a container of arrays that all have the same number of rows: it may be a batch to be split,
+    or weights for every rank."""
+    lengths = set()
+    for array in _arrays_inside(value):
+        lengths.add(len(array) if len(array.shape) else None)
+        if len(lengths) > 1:
+            return
+    if not lengths or None in lengths:
+        return
+    raise _errors.InvalidError(
+        f"{name} is a {type(value).__name__} whose arrays all have {lengths.pop()} rows: Batch({{…}}) splits rows "
+        "between the ranks, Broadcast(value) gives every rank all of them; say which is meant"
+    )
+
+
+def _arrays_inside(value: object) -> Iterator[Any]:
+    """Yields the arrays in dicts, tuples and dataclasses, also nested ones."""
+    values, seen = [value], set()
+    while values:
+        value = values.pop()
+        if _codec.is_array(value):
+            yield value
+        elif id(value) not in seen:  # a container may contain itself
+            seen.add(id(value))
+            values.extend(_children(value))
+
+
+def _children(value: Any) -> Iterable[object]:
+    if isinstance(value, (dict, UserDict)) or is_tensordict(value):
+        return list(value.values())
+    if isinstance(value, tuple):
+        return value
+    return [getattr(value, field, None) for field in getattr(type(value), "__dataclass_fields__", ())]
 
 
 def _length(value: Any, name: str) -> int:
@@ -113,43 +198,47 @@ def _length(value: Any, name: str) -> int:
     return len(value)
 
 
-def _pieces(value: Any, mark: str, name: str, shards: int, word: str, info: Cut) -> list[Any]:
+def _pieces(value: object, mark: str, name: str, shards: int, word: str, info: Cut) -> list[object]:
     if mark == "broadcast":
         return [plain(value)] * shards
     if mark == "scatter":
         return _scatter(value, name, shards, word)
     value = value.value if isinstance(value, Split) else value
-    n = info.rows + info.padding
-    if n < shards:
-        raise _errors.InvalidError(f"fewer rows than {word}s: {name} has {info.rows} rows for {shards} {word}s")
     if info.padding:
         value = _padded(value, info)
-    return _chunks(value, n, shards)
+    return _chunks(value, sizes(info.rows + info.padding, shards))
 
 
-def _scatter(value: Any, name: str, shards: int, word: str) -> list[Any]:
+def _scatter(value: object, name: str, shards: int, word: str) -> list[object]:
     values = value.values if isinstance(value, Scatter) else value
     rule = f"{name}: the list must have one element a {word}"
     if not isinstance(values, (list, tuple)):
         raise _errors.InvalidError(
-            f"{rule}: it is no list but of type {type(values).__name__}, and there are {shards} (mark it Broadcast if all are to have it)"
+            f"{rule}: it is no list but of type {type(values).__name__}, and there are {shards} (mark it Broadcast if "
+            "all are to have it)"
         )
     if len(values) != shards:
         raise _errors.InvalidError(f"{rule}: it has {len(values)}, and there are {shards}")
     return list(values)
 
 
-def _chunks(value: Any, n: int, shards: int) -> list[Any]:
+def _chunks(value: Any, wanted: list[int]) -> list[Any]:
     if not isinstance(value, (list, Batch, _codec.Tensor)) and not _codec.is_array(value):
-        chunks = list(value.chunk(shards))
-        if len(chunks) != shards:
-            raise _errors.InvalidError(f"{type(value).__name__}.chunk({shards}) gave {len(chunks)} parts")
-        return chunks
+        return _foreign_chunks(value, wanted)
     out, start = [], 0
-    for size in sizes(n, shards):
+    for size in wanted:
         out.append(value[start : start + size])
         start += size
     return out
+
+
+def _foreign_chunks(value: Any, wanted: list[int]) -> list[object]:
+    chunks = list(value.chunk(len(wanted)))
+    if is_tensordict(value) and [len(chunk) for chunk in chunks] != wanted:  # torch's chunk makes the last ones smaller
+        return list(value.split(wanted))
+    if len(chunks) != len(wanted):
+        raise _errors.InvalidError(f"{type(value).__name__}.chunk({len(wanted)}) gave {len(chunks)} parts")
+    return chunks
 
 
 def _padded(value: Any, info: Cut) -> Any:
@@ -158,16 +247,16 @@ def _padded(value: Any, info: Cut) -> Any:
     added = info.padding
     if isinstance(value, list):
         return value + [value[i % len(value)] for i in range(added)]
-    if _codec.is_array(value):
+    if _codec.is_array(value) or is_tensordict(value):
         parts, left = [value], added
         while left:
             parts.append(value[: min(left, len(value))])
             left -= len(parts[-1])
-        return join_arrays(parts)
+        return _concat(parts)
     raise _errors.InvalidError(f"a value of type {type(value).__name__} cannot be padded; pad it before the call")
 
 
-def _head(value: Any, mark: str) -> Any:
+def _head(value: object, mark: str) -> Any:
     """Returns the value that ranks without data get instead."""
     if mark == "broadcast":
         return plain(value)
@@ -178,7 +267,9 @@ def _head(value: Any, mark: str) -> Any:
     return None
 
 
-def encode_parts(codec: _codec.Codec, plan: Plan, mode: str, args: Sequence[Any], kwargs: dict[str, Any], pad: bool) -> tuple[list[Any], Cut]:
+def encode_parts(
+    codec: _codec.Codec, plan: Plan, mode: str, args: Sequence[object], kwargs: Mapping[str, object], pad: bool
+) -> tuple[list[Any], Cut]:
     """Encodes a body for each part. A value shared by several parts is encoded once."""
     by_shard, others, info = cut(mode, plan.shards, args, kwargs, pad)
     shared: dict[int, bytes] = {}
@@ -187,7 +278,8 @@ def encode_parts(codec: _codec.Codec, plan: Plan, mode: str, args: Sequence[Any]
     try:
         for shard, _ in plan.parts:
             values = others if shard == _NO_DATA else by_shard[shard]
-            bodies.append(_body(_codec.Walk(codec, lending), codec, values, len(args), list(kwargs), shared))
+            write = functools.partial(_body, codec, values, len(args), list(kwargs), shared)
+            bodies.append(codec.walk(lending, write))
         if lending is not None:
             lending.finish()
     except BaseException:
@@ -196,7 +288,14 @@ def encode_parts(codec: _codec.Codec, plan: Plan, mode: str, args: Sequence[Any]
     return bodies, info
 
 
-def _body(walk: _codec.Walk, codec: _codec.Codec, values: list[Any], positional: int, names: list[str], shared: dict[int, bytes]) -> Any:
+def _body(
+    codec: _codec.Codec,
+    values: Sequence[object],
+    positional: int,
+    names: list[str],
+    shared: dict[int, bytes],
+    walk: _codec.Walk,
+) -> None:
     walk._add(b"\x92" + _codec._array_head(positional))
     for i, value in enumerate(values):
         if i == positional:
@@ -216,7 +315,6 @@ def _body(walk: _codec.Walk, codec: _codec.Codec, values: list[Any], positional:
         walk._add(known)
     if not names:
         walk._add(b"\xc0")
-    return walk
 
 
 def merge(plan: Plan, ranks: list[int], answers: list[Any], info: Cut | None, mesh_dp: dict[int, int]) -> Any:
@@ -231,7 +329,11 @@ def _trim(answer: Any, dp: int, rank: int, info: Cut) -> Any:
         return answer
     size = (info.rows + info.padding) // info.shards
     if len(answer) != size:
-        raise _errors.InvalidError(f"rank {rank} answered {len(answer)} rows for its {size}: padding can be trimmed only from one row a row")
+        raise _errors.InvalidError(
+            f"rank {rank} answered {len(answer)} rows for its {size}: padding can be trimmed only from one row a row"
+        )
+    if not hasattr(type(answer), "__getitem__"):
+        raise _errors.InvalidError(f"padding cannot be trimmed from a {type(answer).__name__}: it has no slices")
     return answer[: min(max(info.rows - size * dp, 0), size)]
 
 
@@ -248,16 +350,36 @@ def join(answers: list[Any]) -> Any:
         )
     kinds = {type(a) for a in with_rows}
     if len(kinds) > 1:
-        raise _errors.InvalidError(f"rows of different types cannot be joined: {', '.join(sorted(k.__name__ for k in kinds))}")
+        raise _errors.InvalidError(
+            f"rows of different types cannot be joined: {', '.join(sorted(k.__name__ for k in kinds))}"
+        )
     first = with_rows[0]
     if isinstance(first, list):
         return [row for a in with_rows for row in a]
     if len(with_rows) == 1:
         return first
+    return _concat(with_rows)
+
+
+def _concat(parts: list[Any]) -> Any:
+    first = parts[0]
     if _codec.is_array(first):
-        return join_arrays(with_rows)
-    return type(first).concat(with_rows)
+        return join_arrays(parts)
+    if not is_tensordict(first):
+        if not callable(getattr(type(first), "concat", None)):
+            raise _errors.InvalidError(_not_joined(first, "the type has no concat"))
+        return type(first).concat(parts)
+    try:
+        return first.cat(parts)
+    except Exception as err:  # torch does not join nested tensors
+        raise _errors.InvalidError(_not_joined(first, _errors.text_of(err))) from err
 
 
-def _joins(value: Any) -> bool:
+def _not_joined(value: object, why: str) -> str:
+    return (
+        f"values of type {type(value).__name__} cannot be joined: {why}; options(collect_all=True) gives them as a list"
+    )
+
+
+def _joins(value: object) -> bool:
     return has_rows(value) or callable(getattr(type(value), "concat", None)) or isinstance(value, Batch)

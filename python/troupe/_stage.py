@@ -13,7 +13,8 @@ from ._register import register
 
 
 class Stream(dict[str, Any]):
-    """Declares a durable, bounded stream of a pipeline, with the fields of a pipeline file. Omitted fields have their defaults.
+    """Declares a durable, bounded stream of a pipeline, with the fields of a pipeline file. Omitted fields have their
+    defaults.
 
     - items, bytes, age: bounds of the unfinished items. Items older than age (seconds) are dropped.
     - full: what a put does when the stream is full.
@@ -22,40 +23,80 @@ class Stream(dict[str, Any]):
     """
 
     def __init__(
-        self, *, items: int | None = None, bytes: int | str | None = None, age: float | str | None = None,
-        full: Literal["block", "refuse", "drop_oldest"] | None = None, priorities: int | None = None, sink: bool | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        items: int | None = None,
+        bytes: int | str | None = None,
+        age: float | str | None = None,
+        full: Literal["block", "refuse", "drop_oldest"] | None = None,
+        priorities: int | None = None,
+        sink: bool | None = None,
+    ) -> None:
         super().__init__(_given(items=items, bytes=bytes, age=age, full=full, priorities=priorities, sink=sink))
 
 
 class Stage(dict[str, Any]):
     """Declares a stage of a pipeline: its workers, inputs and outputs.
 
-    work is a cluster, or its name, with the method that takes the items; or a plain function, which runs in this process, `workers` items at once,
-    each on a thread. An async function runs on an event loop of the pipeline. The other fields are those of a pipeline file (docs/pipelines.md):
-    group={"first": 6, "every": 30}, stale={"bound": 1.5, "then": "drop"}. Times are in seconds.
+    work is a cluster, or its name, with the method that takes the items; or a plain function, which runs in this
+    process, `workers` items at once, each on a thread. An async function runs on an event loop of the pipeline. The
+    other fields are those of a pipeline file (docs/pipelines.md): group={"first": 6, "every": 30}, stale={"bound": 1.5,
+    "then": "drop"}. Times are in seconds.
     """
 
     def __init__(
-        self, work: Cluster | str | Callable[..., Any], method: str | None = None, *, in_: str | Sequence[str], out: str | Sequence[str] = (),
-        style: Literal["body", "item"] | None = None, workers: int | None = None, in_flight: int | None = None,
-        timeout: float | str | None = None, order: Literal["key", "none"] | None = None, sticky: bool | None = None,
-        group: Mapping[str, Any] | None = None, stale: Mapping[str, Any] | None = None, stamp: bool | None = None,
-        advance: float | None = None, failures: int | None = None, losses: int | None = None, backoff: float | str | None = None,
-        rounds: int | None = None, abort: str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        work: Cluster | str | Callable[..., Any],
+        method: str | None = None,
+        *,
+        in_: str | Sequence[str],
+        out: str | Sequence[str] = (),
+        style: Literal["body", "item"] | None = None,
+        workers: int | None = None,
+        in_flight: int | None = None,
+        timeout: float | str | None = None,
+        order: Literal["key", "none"] | None = None,
+        sticky: bool | None = None,
+        group: Mapping[str, object] | None = None,
+        stale: Mapping[str, object] | None = None,
+        stamp: bool | None = None,
+        advance: float | None = None,
+        failures: int | None = None,
+        losses: int | None = None,
+        backoff: float | str | None = None,
+        rounds: int | None = None,
+        abort: str | None = None,
+    ) -> None:
         by = {"role": work} if isinstance(work, (Cluster, str)) else {"function": work}
+        if isinstance(work, Cluster):
+            for name in (method, abort):
+                work._check_method("Stage", name)
         super().__init__(
             **{"in": in_},
             **_given(
-                **by, method=method, out=out or None, style=style, workers=workers, in_flight=in_flight, timeout=timeout, order=order,
-                sticky=sticky, group=group, stale=stale, stamp=stamp, advance=advance, failures=failures, losses=losses, backoff=backoff,
-                rounds=rounds, abort=abort,
+                **by,
+                method=method,
+                out=out or None,
+                style=style,
+                workers=workers,
+                in_flight=in_flight,
+                timeout=timeout,
+                order=order,
+                sticky=sticky,
+                group=group,
+                stale=stale,
+                stamp=stamp,
+                advance=advance,
+                failures=failures,
+                losses=losses,
+                backoff=backoff,
+                rounds=rounds,
+                abort=abort,
             ),
-        )  # fmt: skip
+        )
 
 
-def _given(**fields: Any) -> dict[str, Any]:
+def _given(**fields: object) -> dict[str, object]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -63,28 +104,28 @@ def _given(**fields: Any) -> dict[str, Any]:
 ITEM, VALUE, LAST = "call_item", "call", "call_last"
 
 
-def manner(fields: Mapping[str, Any]) -> str:
+def manner(fields: Mapping[str, object]) -> str:
     """Returns how a stage with these fields calls its function."""
     if fields.get("style") == "item":
         return ITEM
     return VALUE if fields.get("out") else LAST
 
 
-def argument(manner: str, given: Any) -> Any:
+def argument(manner: str, given: Any) -> object:
     """Returns the argument of a function for an item or a list of items."""
     if manner == ITEM:
         return given
     return [item.value for item in given] if isinstance(given, list) else given.value
 
 
-def result(manner: str, value: Any) -> Any:
+def result(manner: str, value: object) -> object:
     """Converts a function's result to that of a method with style="item"."""
     if manner == ITEM or isinstance(value, Item):
         return value
     return None if manner == LAST or value is None else Item(value)
 
 
-def is_async(work: Callable[..., Any]) -> bool:
+def is_async(work: Callable[..., object]) -> bool:
     import inspect
 
     return inspect.iscoroutinefunction(work) or inspect.iscoroutinefunction(type(work).__call__)
@@ -107,16 +148,16 @@ class Function:
         self._work = work
         self._running: dict[str, int] = {}  # by item id, the token of the call that processes it
 
-    def call(self, given: Any) -> Any:
+    def call(self, given: object) -> object:
         return self._run(VALUE, given)
 
-    def call_item(self, given: Any) -> Any:
+    def call_item(self, given: object) -> object:
         return self._run(ITEM, given)
 
-    def call_last(self, given: Any) -> Any:
+    def call_last(self, given: object) -> object:
         return self._run(LAST, given)
 
-    def _run(self, manner: str, given: Any) -> Any:
+    def _run(self, manner: str, given: object) -> object:
         token = _token()
         self._running.update(dict.fromkeys(_ids(given), token))
         try:
@@ -143,16 +184,16 @@ class AsyncFunction:
         self._work = work
         self._running: dict[str, Any] = {}
 
-    async def call(self, given: Any) -> Any:
+    async def call(self, given: object) -> object:
         return await self._run(VALUE, given)
 
-    async def call_item(self, given: Any) -> Any:
+    async def call_item(self, given: object) -> object:
         return await self._run(ITEM, given)
 
-    async def call_last(self, given: Any) -> Any:
+    async def call_last(self, given: object) -> object:
         return await self._run(LAST, given)
 
-    async def _run(self, manner: str, given: Any) -> Any:
+    async def _run(self, manner: str, given: object) -> object:
         import asyncio
 
         task = asyncio.ensure_future(self._work(argument(manner, given)))
@@ -168,11 +209,15 @@ class AsyncFunction:
         task = self._running.get(id)
         if task is None:
             raise _errors.NotFoundError(f"item {id} is not in hand here")
-        task.get_loop().call_soon(task.cancel)  # after its first step: a task that has not started could not return a partial result
+        task.get_loop().call_soon(
+            task.cancel
+        )  # after its first step: a task that has not started could not return a partial result
 
 
-def host(work: Any) -> Function | AsyncFunction:
+def host(work: object) -> Function | AsyncFunction:
     """Returns the worker object for a function."""
     if isinstance(work, type) or not callable(work):
-        raise _errors.RefusedError(f"{work!r} is no function; a role of a class is declared with python: package.module.Class")
+        raise _errors.RefusedError(
+            f"{work!r} is no function; a role of a class is declared with python: package.module.Class"
+        )
     return AsyncFunction(work) if is_async(work) else Function(work)

@@ -1,4 +1,5 @@
-"""Runs the functions of one pipeline in this process: the core delivers the work, and threads or an event loop run it."""
+"""Runs the functions of one pipeline in this process: the core delivers the work, and threads or an event loop run
+it."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ class Function:
 
     __slots__ = ("is_async", "manner", "work")
 
-    def __init__(self, work: Callable[..., Any], fields: Mapping[str, Any]) -> None:
+    def __init__(self, work: Callable[..., Any], fields: Mapping[str, object]) -> None:
         self.work = work
         self.manner = _stage.manner(fields)
         self.is_async = _stage.is_async(work)
@@ -34,20 +35,26 @@ class Work:
 
     __slots__ = ("body", "function", "grouped", "meta", "number")
 
-    def __init__(self, number: int, flags: int, meta: bytes, function: Function, body: Any) -> None:
-        self.number, self.grouped, self.meta, self.function, self.body = number, bool(flags & _GROUPED), meta, function, body
+    def __init__(self, number: int, flags: int, meta: bytes, function: Function, body: _core.Buffer) -> None:
+        self.number, self.grouped, self.meta, self.function, self.body = (
+            number,
+            bool(flags & _GROUPED),
+            meta,
+            function,
+            body,
+        )
 
-    def argument(self, codec: _codec.Codec) -> Any:
+    def argument(self, codec: _codec.Codec) -> object:
         items = codec.decode(self.body)
         return _stage.argument(self.function.manner, _item.given(items if self.grouped else items[0]))
 
-    def answer(self, codec: _codec.Codec, value: Any) -> bytes | _codec.Walk:
+    def answer(self, codec: _codec.Codec, value: object) -> bytes | _codec.Walk:
         return codec.encode(_item.outputs(_stage.result(self.function.manner, value)))
 
 
 class FunctionRunner(_serve.Server):
-    """Threads for functions, as many as the pipeline has work for at once; the pipeline keeps to the `workers` of its stages. The side queue's thread
-    reads the work, so that it starts even while no other thread reads completions."""
+    """Threads for functions, as many as the pipeline has work for at once; the pipeline keeps to the `workers` of its
+    stages. The side queue's thread reads the work, so that it starts even while no other thread reads completions."""
 
     def __init__(self, core: _core.Core, codec: _codec.Codec, functions: dict[str, Function]) -> None:
         self.core, self.lib = core, core.lib
@@ -61,12 +68,12 @@ class FunctionRunner(_serve.Server):
         self.token = core.send(self, lambda token: 0)
         core.share_side()
 
-    def _thread(self, do: Callable[..., Any], *args: Any) -> None:
+    def _thread(self, do: Callable[..., object], *args: object) -> None:
         threading.Thread(target=do, args=args, daemon=True, name="troupe-stage").start()
 
     # Called by the reader.
 
-    def deliver(self, kind: int, flags: int, rank: int, body: Any) -> None:
+    def deliver(self, kind: int, flags: int, rank: int, body: _core.Buffer) -> None:
         if kind == _core.OVER:
             self._over()
             return
@@ -141,7 +148,9 @@ class FunctionRunner(_serve.Server):
     def _cancel_work(self, number: int) -> None:
         task = self._tasks.get(number)
         if task is not None:
-            task.get_loop().call_soon(task.cancel)  # after its first step: a task that has not started could not return a partial result
+            task.get_loop().call_soon(
+                task.cancel
+            )  # after its first step: a task that has not started could not return a partial result
 
     async def _do_async(self, work: Work) -> None:
         _call.current.set((self.core, work.number, work.meta))

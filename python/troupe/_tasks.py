@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from . import _actor, _check, _errors, _router, _session
+from . import _actor, _check, _errors, _result_stream, _router, _serve, _session, _source
 from ._cluster import Cluster, WorkerHandle
 from ._config import WorkerConfig
 from ._future import ElementFuture
@@ -23,7 +24,7 @@ class TaskWorker:
     def __init__(self) -> None:
         self._functions: OrderedDict[bytes, Any] = OrderedDict()  # by digest
 
-    def run(self, digest: bytes, pickled: bytes, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def run(self, digest: bytes, pickled: bytes, args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
         function = self._functions.get(digest)
         if function is None:
             import pickle
@@ -33,18 +34,40 @@ class TaskWorker:
                 self._functions.popitem(last=False)
         return function(*args, **kwargs)
 
+    def stream(
+        self, digest: bytes, pickled: bytes, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> Iterator[Any]:
+        values = self.run(digest, pickled, args, kwargs)
+        yield from _result_stream.blocking(values) if hasattr(values, "__anext__") else values
+
 
 _lock = threading.Lock()  # held while a session's pool is created
 
 
-def _pool(session: _session.Session) -> _router.Router:
-    """Returns the session's pool, and creates it on first use: a worker for each CPU of this machine, at most 32."""
+class Pool:
+    """The workers of a session that run its functions: one for each CPU of this machine, at most 32."""
+
+    def __init__(self) -> None:
+        count = min(os.cpu_count() or 1, 32)
+        cluster = Cluster(
+            f"tasks-{_actor._unique()}",
+            TaskWorker,
+            worker_config=WorkerConfig(world_size=count, policy="restart_rank", restarts=1000),
+        )
+        self.router = _router.Router(cluster, method="run", credits=1, waiting=_MOST_WAITING)
+        self._streams = itertools.cycle(cluster.workers)  # the worker of the next generator
+
+    def stream(self, *arguments: object) -> Any:
+        """Starts a generator function. Its worker runs other functions between its values."""
+        return next(self._streams).stream.remote(*arguments)
+
+
+def _pool(session: _session.Session) -> Pool:
+    """Returns the session's pool, and creates it on first use."""
     with _lock:
-        pool: _router.Router | None = session.pool
+        pool: Pool | None = session.pool
         if pool is None:
-            count = min(os.cpu_count() or 1, 32)
-            cluster = Cluster(f"tasks-{_actor._unique()}", TaskWorker, worker_config=WorkerConfig(world_size=count, policy="restart_rank", restarts=1000))
-            pool = session.pool = _router.Router(cluster, method="run", credits=1, waiting=_MOST_WAITING)
+            pool = session.pool = Pool()
         return pool
 
 
@@ -58,22 +81,27 @@ class RemoteFunction:
         self.__name__ = getattr(function, "__name__", "function")
         self.__doc__ = function.__doc__
 
-    def remote(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Runs the function on a worker of the pool. Returns a future; with num_returns, a list of futures."""
+    def remote(self, /, *args: object, **kwargs: object) -> Any:
+        """Runs the function on a worker of the pool. Returns a future; with num_returns, a list of futures. The future
+        of a generator function gives its values one by one: `for x in f.remote(…)`, `async for`."""
         session = _session.current()
         if self._pickled is None:
             import hashlib
 
-            pickled = session.codec(True)._dump(self._function)
+            pickled = _source.dump(session.codec(True), self._function)
             self._pickled = hashlib.sha256(pickled).digest(), pickled
-        future = _pool(session).call(*self._pickled, list(args), kwargs, blocking=False)
+        if self._num_returns is None and _serve.is_generator_function(self._function):
+            return _pool(session).stream(*self._pickled, list(args), kwargs)
+        future = _pool(session).router.call(*self._pickled, list(args), kwargs, blocking=False)
         if self._num_returns is None:
             return future
         return [ElementFuture(future, i, self._num_returns) for i in range(self._num_returns)]
 
     def options(self, *, num_returns: int | None = None) -> RemoteFunction:
         """Returns the function with other settings."""
-        changed = RemoteFunction(self._function, None if num_returns is None else _check.integer("num_returns", num_returns, 1))
+        changed = RemoteFunction(
+            self._function, None if num_returns is None else _check.integer("num_returns", num_returns, 1)
+        )
         changed._pickled = self._pickled
         return changed
 
@@ -92,11 +120,11 @@ class RemoteClass:
         self._settings = settings
         self.__name__, self.__doc__ = cls.__name__, cls.__doc__
 
-    def remote(self, /, *args: Any, **kwargs: Any) -> WorkerHandle:
+    def remote(self, /, *args: object, **kwargs: object) -> WorkerHandle:
         """Creates an actor with these constructor arguments."""
         return _actor.create(self._cls, args, kwargs, **self._settings)
 
-    def options(self, **settings: Any) -> RemoteClass:
+    def options(self, **settings: object) -> RemoteClass:
         return RemoteClass(self._cls, {**self._settings, **settings})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -106,8 +134,9 @@ class RemoteClass:
 def remote(target: Any = None, /, **settings: Any) -> Any:
     """Makes a function or a class run in another process: `@troupe.remote`, `@troupe.remote(num_returns=2)`.
 
-    A function runs on a pool of workers that the session creates at the first call; each worker runs one call at a time. f.remote(…) returns a
-    future. A class becomes an actor: A.remote(…) is troupe.actor(A, …), and takes the same settings.
+    A function runs on a pool of workers that the session creates at the first call; each worker runs one call at a
+    time. f.remote(…) returns a future. A class becomes an actor: A.remote(…) is troupe.actor(A, …), and takes the same
+    settings.
     """
     if target is None:
         return lambda target: remote(target, **settings)
@@ -118,19 +147,23 @@ def remote(target: Any = None, /, **settings: Any) -> Any:
     unknown = [s for s in settings if s != "num_returns"]
     if unknown:
         raise _errors.InvalidError(
-            f"a remote function has no setting {unknown[0]!r}: the workers of the pool hold no resources; for devices or CPUs make an actor, troupe.actor(cls, num_gpus=…)"
+            f"a remote function has no setting {unknown[0]!r}: the workers of the pool hold no resources; for devices "
+            "or CPUs make an actor, troupe.actor(cls, num_gpus=…)"
         )
     return RemoteFunction(target).options(**settings) if settings else RemoteFunction(target)
 
 
 def kill(target: WorkerHandle | Cluster) -> None:
-    """Kills an actor, or all workers of a cluster, with SIGKILL. Running calls fail with WorkerLostError. On return, the name and the devices are
-    free."""
+    """Kills an actor, or all workers of a cluster, with SIGKILL. Running calls fail with WorkerLostError. On return,
+    the name and the devices are free."""
     if isinstance(target, Cluster):
         target._end("kill")
     elif isinstance(target, WorkerHandle):
         if target.cluster.world_size > 1:
-            raise _errors.InvalidError(f"{target!r} is one of {target.cluster.world_size} workers, which end together: kill(handle.cluster) ends them all")
+            raise _errors.InvalidError(
+                f"{target!r} is one of {target.cluster.world_size} workers, which end together: kill(handle.cluster) "
+                "ends them all"
+            )
         target.cluster._end("kill")
     else:
         raise _errors.InvalidError(f"kill takes the handle of an actor or a cluster, not a {type(target).__name__}")
@@ -140,7 +173,9 @@ def get_actor(name: str) -> WorkerHandle:
     """Returns the actor of that name in this namespace. Raises NotFoundError if there is none."""
     cluster = Cluster.attach(_check.text("name", name))
     if cluster.world_size != 1:
-        raise _errors.InvalidError(f"{name} is a role of {cluster.world_size} workers: Cluster.attach({name!r}) gives it")
+        raise _errors.InvalidError(
+            f"{name} is a role of {cluster.world_size} workers: Cluster.attach({name!r}) gives it"
+        )
     return cluster.workers[0]
 
 
@@ -150,14 +185,27 @@ def nodes() -> list[dict[str, Any]]:
     return [_node(n) for n in session.core.ask("nodes", runtime=session.id).get()]
 
 
-def _node(n: dict[str, Any]) -> dict[str, Any]:
+def _node(n: dict[str, Any]) -> dict[str, object]:
     devices = n["devices"] or []
     return {
-        "name": n["node"], "alive": n["rank"] >= 0, "state": n["state"] or "ready", "labels": n["labels"] or {},
+        "name": n["node"],
+        "alive": n["rank"] >= 0,
+        "state": n["state"] or "ready",
+        "labels": n["labels"] or {},
         "devices": [{"index": d["index"], "uuid": d["uuid"], "model": d["model"]} for d in devices],
-        "resources": {"CPU": float(n["cpus"]), "GPU": float(len(devices)), "memory": float(n["memory"]), **_declared(n["resources"])},
-        "available": {"CPU": n["free_cpus"] / 1000, "GPU": n["free_devices"] / 1000, "memory": float(n["free_memory"]), **_declared(n["free_resources"])},
-    }  # fmt: skip
+        "resources": {
+            "CPU": float(n["cpus"]),
+            "GPU": float(len(devices)),
+            "memory": float(n["memory"]),
+            **_declared(n["resources"]),
+        },
+        "available": {
+            "CPU": n["free_cpus"] / 1000,
+            "GPU": n["free_devices"] / 1000,
+            "memory": float(n["free_memory"]),
+            **_declared(n["free_resources"]),
+        },
+    }
 
 
 def _declared(amounts: dict[str, int] | None) -> dict[str, float]:
@@ -180,4 +228,3 @@ def cluster_resources() -> dict[str, float]:
 def available_resources() -> dict[str, float]:
     """Returns the resources of all nodes that are not reserved."""
     return _sum("available")
-

@@ -1,7 +1,8 @@
 """The trace that calls and spans of this process continue.
 
-The core carries a trace through this process. If the program has loaded opentelemetry-api, its current span is the parent of calls and spans, and
-Troupe's method executions and spans become its current span while their code runs. This module never imports it.
+The core carries a trace through this process. If the program has loaded opentelemetry-api, its current span is the
+parent of calls and spans, and Troupe's method executions and spans become its current span while their code runs. This
+module never imports it.
 """
 
 from __future__ import annotations
@@ -40,31 +41,38 @@ def _parent(telemetry: Any) -> bytes:
     """Returns the traceparent of OpenTelemetry's current span, or b""."""
     try:
         context = telemetry.get_current_span().get_span_context()
-        return b"00-%032x-%016x-%02x" % (context.trace_id, context.span_id, context.trace_flags) if context.is_valid else b""
+        return (
+            b"00-%032x-%016x-%02x" % (context.trace_id, context.span_id, context.trace_flags)
+            if context.is_valid
+            else b""
+        )
     except Exception:  # another module of that name, or one still being imported: the call must not fail
         return b""
 
 
-def attach(traceparent: str) -> Any:
-    """Makes a span of Troupe the current one of OpenTelemetry. Returns a token for detach; None if the program has not loaded OpenTelemetry."""
+def attach(traceparent: str) -> object:
+    """Makes a span of Troupe the current one of OpenTelemetry. Returns a token for detach; None if the program has not
+    loaded OpenTelemetry."""
     telemetry, context = sys.modules.get("opentelemetry.trace"), sys.modules.get("opentelemetry.context")
     if telemetry is None or context is None:
         return None
     try:
         _, trace_id, span_id, flags = traceparent.split("-")[:4]
-        made = telemetry.SpanContext(int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=telemetry.TraceFlags(int(flags, 16)))
+        made = telemetry.SpanContext(
+            int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=telemetry.TraceFlags(int(flags, 16))
+        )
         return context.attach(telemetry.set_span_in_context(telemetry.NonRecordingSpan(made)))
     except Exception:  # as above, or the caller sent an invalid traceparent
         return None
 
 
-def detach(token: Any) -> None:
+def detach(token: object) -> None:
     """Undoes attach."""
     if token is not None:
         sys.modules["opentelemetry.context"].detach(token)
 
 
-def enter(core: _core.Core, number: int) -> tuple[Token[int], Any]:
+def enter(core: _core.Core, number: int) -> tuple[Token[int], object]:
     """Makes a span the parent of what follows in this context. Returns the argument for leave."""
     attached = None
     if "opentelemetry.trace" in sys.modules:
@@ -75,7 +83,7 @@ def enter(core: _core.Core, number: int) -> tuple[Token[int], Any]:
     return span.set(number), attached
 
 
-def leave(marks: tuple[Token[int], Any]) -> None:
+def leave(marks: tuple[Token[int], object]) -> None:
     """Undoes enter."""
     try:
         span.reset(marks[0])

@@ -11,9 +11,20 @@ from typing import Any, TypeVar
 
 E = TypeVar("E", bound=BaseException)
 
-_FOLDER = os.path.dirname(os.path.abspath(__file__)) + os.sep
-# Consecutive frames of this package in the text of a traceback, local or from a worker, with their source and marker lines.
-_FRAME = re.compile(r'(?:  File "[^"\n]*[/\\]troupe[/\\](?:worker|_[a-z_]+)\.py", line \d+, in [^\n]*\n(?:    [^\n]*\n)*)+')
+FOLDER = os.path.dirname(os.path.abspath(__file__)) + os.sep  # of this package
+# Consecutive frames of this package in the text of a traceback, local or from a worker, with their source and marker
+# lines.
+_FRAME = re.compile(
+    r'(?:  File "[^"\n]*[/\\]troupe[/\\](?:worker|_[a-z_]+)\.py", line \d+, in [^\n]*\n(?:    [^\n]*\n)*)+'
+)
+
+
+def user_stacklevel() -> int:
+    """Returns the stacklevel that makes a warning issued by the caller point to user code."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(FOLDER):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def is_full() -> bool:
@@ -21,8 +32,8 @@ def is_full() -> bool:
 
 
 def fold_text(text: str) -> str:
-    """Replaces each run of this package's frames in the text of a traceback by one line. Frames at its beginning, which call the user's method, are
-    removed."""
+    """Replaces each run of this package's frames in the text of a traceback by one line. Frames at its beginning, which
+    call the user's method, are removed."""
     if is_full():
         return text
 
@@ -42,7 +53,7 @@ def fold(tb: types.TracebackType | None) -> types.TracebackType | None:
     kept = []
     at = tb
     while at is not None:
-        if not at.tb_frame.f_code.co_filename.startswith(_FOLDER):
+        if not at.tb_frame.f_code.co_filename.startswith(FOLDER):
             kept.append(at)
         at = at.tb_next
     folded: types.TracebackType | None = None
@@ -67,26 +78,26 @@ def fold_all(err: BaseException) -> None:
 _installed = False
 
 
-def install(kind: type[BaseException]) -> None:
-    """Shows uncaught exceptions of a kind folded: on the main thread, on other threads and in IPython."""
+def install(*kinds: type[BaseException]) -> None:
+    """Shows uncaught exceptions of these kinds folded: on the main thread, on other threads and in IPython."""
     global _installed
     if not _installed:
         _installed = True
-        _install_hooks(kind)
-    _install_in_ipython(kind)
+        _install_hooks(kinds)
+    _install_in_ipython(kinds)
 
 
-def _install_hooks(kind: type[BaseException]) -> None:
+def _install_hooks(kinds: tuple[type[BaseException], ...]) -> None:
     hook, thread_hook = sys.excepthook, threading.excepthook
 
-    def show(type: type[BaseException], err: BaseException, tb: types.TracebackType | None) -> Any:
-        if isinstance(err, kind):
+    def show(type: type[BaseException], err: BaseException, tb: types.TracebackType | None) -> object:
+        if isinstance(err, kinds):
             fold_all(err)
             tb = fold(tb)
         return hook(type, err, tb)
 
     def show_in_thread(args: Any) -> Any:
-        if isinstance(args.exc_value, kind):
+        if isinstance(args.exc_value, kinds):
             fold_all(args.exc_value)
             args = threading.ExceptHookArgs((args.exc_type, args.exc_value, fold(args.exc_traceback), args.thread))
         return thread_hook(args)
@@ -94,7 +105,7 @@ def _install_hooks(kind: type[BaseException]) -> None:
     sys.excepthook, threading.excepthook = show, show_in_thread
 
 
-def _install_in_ipython(kind: type[BaseException]) -> None:
+def _install_in_ipython(kinds: tuple[type[BaseException], ...]) -> None:
     module = sys.modules.get("IPython")
     shell = module.get_ipython() if module is not None else None
     if shell is None or shell.custom_exceptions:
@@ -104,7 +115,7 @@ def _install_in_ipython(kind: type[BaseException]) -> None:
         fold_all(err)
         return self.showtraceback((type, err, fold(tb)), tb_offset=tb_offset, running_compiled_code=True)
 
-    shell.set_custom_exc((kind,), show)
+    shell.set_custom_exc(kinds, show)
 
 
 def cut(err: E) -> E:

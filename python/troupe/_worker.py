@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 class _Driver:
-    """The object served by the driver or worker that created this worker: self.driver.method(…). A class may define its own attribute `driver`
-    instead."""
+    """The object served by the driver or worker that created this worker: self.driver.method(…). A class may define its
+    own attribute `driver` instead."""
 
     @overload
     def __get__(self, worker: None, owner: type) -> _Driver: ...
@@ -29,8 +29,8 @@ class _Driver:
 
 
 class Worker:
-    """A base class for workers. Its attributes are set before __init__ is called: rank, world_size, rank_info, worker_config, cluster_name,
-    worker_name, devices, logger and driver. Any plain class works as a worker too."""
+    """A base class for workers. Its attributes are set before __init__ is called: rank, world_size, rank_info,
+    worker_config, cluster_name, worker_name, devices, logger and driver. Any plain class works as a worker too."""
 
     rank: int = 0
     world_size: int = 1
@@ -42,7 +42,7 @@ class Worker:
     logger: logging.Logger
     driver = _Driver()
 
-    def __init__(self, worker_config: Any = None) -> None:
+    def __init__(self, worker_config: object = None) -> None:
         if worker_config is not None:
             self.worker_config = worker_config
 
@@ -75,5 +75,7 @@ def current_call() -> Call:
     """Returns the call that this code serves. Raises InvalidError outside of a call."""
     call = _call.current.get()
     if call is None:
-        raise _errors.InvalidError("current_call() works only in methods of workers and functions of pipelines, while they serve a call")
+        raise _errors.InvalidError(
+            "current_call() works only in methods of workers and functions of pipelines, while they serve a call"
+        )
     return Call(*call)

@@ -1,7 +1,7 @@
 """The worker host. Agents start it as `python -m troupe.worker`.
 
-It reads its assignment, imports the class and runs the methods on the main thread: sync methods one at a time; if any method is async, all methods
-of the class on one event loop. Go answers all other requests meanwhile.
+It reads its assignment, imports the class and runs the methods on the main thread: sync methods one at a time; if any
+method is async, all methods of the class on one event loop. Go answers all other requests meanwhile.
 """
 
 from __future__ import annotations
@@ -13,15 +13,20 @@ import signal
 import sys
 import threading
 from collections import deque
-from typing import Any, NoReturn
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgpack
 
-from . import _core, _debug, _error_transfer, _errors, _launch, _session
+from . import _constructor, _core, _debug, _error_transfer, _errors, _launch, _session
 from ._call import LENGTHS, IncomingCall
 from ._core import CALL, CANCEL, STOPPED, VALUE
 from ._serve import MORE, PIPELINE, TAKES, Object, OwnLoop, Server, describe, read_args
 from ._worker import Worker
+
+if TYPE_CHECKING:
+    import logging
+    from collections.abc import Callable, Mapping, Sequence
 
 
 class Host(Server):
@@ -47,7 +52,9 @@ class Host(Server):
         self.tasks = {}
         self.loops = {}
         self.side: Any = None  # the loop of async engines in a worker whose own class is sync
-        self.held: dict[int, tuple[int, int, bytes, Any]] | None = None  # in an async class, the calls that wait for initialize
+        self.held: dict[int, tuple[int, int, bytes, Any]] | None = (
+            None  # in an async class, the calls that wait for initialize
+        )
         self.wants_thread = False
         fields = self.core.ask("worker_open", assignment=assignment).get()
         self.rank, self.world, self.mesh = fields["rank"], fields["world"], fields["mesh"]
@@ -55,19 +62,23 @@ class Host(Server):
         self.config = fields["config"] if isinstance(fields["config"], dict) else {}
         self.raw_config = fields["config"]
         os.environ.update(self.config.get("variables", {}))
-        self.session = _session.Session(self.core, fields, pickle=bool(self.config.get("pickle")), device=bool(self.config.get("device", True)))
+        self.session = _session.Session(
+            self.core, fields, pickle=bool(self.config.get("pickle")), device=bool(self.config.get("device", True))
+        )
         self.session.is_worker = True
         self.session.own = (fields["role"], fields["incarnation"], fields["rank"])
         self.session.driver = self.config.get("driver", "")
         self.session.host = self
-        if self.config.get("shipped"):  # the directory is a copy, and is shipped on to the workers that this worker creates
+        if self.config.get(
+            "shipped"
+        ):  # the directory is a copy, and is shipped on to the workers that this worker creates
             self.session.working_dir = os.getcwd()
         _session._current = self.session
         self.codecs = {True: self.session.codec(True), False: self.session.codec(False)}
 
     # Deliveries from the reader of completions.
 
-    def arrived(self, kind: int, token: int, meta: bytes, body: Any) -> None:
+    def arrived(self, kind: int, token: int, meta: bytes, body: object) -> None:
         if kind == VALUE:
             self.take_value(token, meta, body)
             return
@@ -128,7 +139,10 @@ class Host(Server):
             while queue:
                 kind, token, meta, body = queue.popleft()
                 if kind == CALL:
-                    box, body = [body], None  # serve gets the only reference to the body, and drops it before it answers
+                    box, body = (
+                        [body],
+                        None,
+                    )  # serve gets the only reference to the body, and drops it before it answers
                     self.serve(token, meta, box.pop())
                 elif kind == STOPPED:
                     self.end(body)
@@ -140,17 +154,18 @@ class Host(Server):
             sys.stderr.write(f"troupe worker: {_errors.from_body(body)}\n")
 
     def exited(self, token: int, err: SystemExit, meta: bytes) -> None:
-        """Ends the process immediately after sys.exit in a method, on whatever thread the method ran. The call is not answered, so its caller always
-        gets the error of a lost worker, with the exit code."""
+        """Ends the process immediately after sys.exit in a method, on whatever thread the method ran. The call is not
+        answered, so its caller always gets the error of a lost worker, with the exit code."""
         end_process(err)
 
     def trusts(self, meta: bytes) -> bool:
-        """Returns whether the caller may send pickles. Every process of the run may; items of pipelines may come from any program."""
+        """Returns whether the caller may send pickles. Every process of the run may; items of pipelines may come from
+        any program."""
         return self.session.pickle and not meta[0] & PIPELINE
 
     # Requests of the core.
 
-    def verb(self, call: IncomingCall, body: Any) -> Any:
+    def verb(self, call: IncomingCall, body: Any) -> object:
         if call.method == "@make":
             return self.make(call.object, body)
         if call.method == "@set_env":
@@ -163,7 +178,9 @@ class Host(Server):
             value = self.codecs[False].decode(body)
             configure = getattr(self.objects[call.object].value, "configure", None)
             if not callable(configure):
-                raise _errors.RefusedError("the class takes no configuration after its start; give it a method configure(self, config)")
+                raise _errors.RefusedError(
+                    "the class takes no configuration after its start; give it a method configure(self, config)"
+                )
             return configure(value)
         if call.method == "@close":
             made = self.objects.get(call.object)
@@ -171,7 +188,7 @@ class Host(Server):
             return close() if callable(close) else None
         raise _errors.NotFoundError(f"there is no {call.method}")
 
-    def make(self, name: str, body: Any) -> Any:
+    def make(self, name: str, body: object) -> object:
         """Creates an object and returns its description."""
         request = msgpack.unpackb(body, strict_map_key=False, ext_hook=msgpack.ExtType)
         config = request["config"]
@@ -198,15 +215,18 @@ class Host(Server):
             return self.codecs[self.session.pickle]._load(wanted["pickle"])
         return import_class(wanted["path"])
 
-    def plain(self, path: str, config: Any, name: str) -> Any:
-        """Creates an object of a class known only by its path. The constructor gets the configuration, if there is one."""
+    def plain(self, path: str, config: object, name: str) -> object:
+        """Creates an object of a class known only by its path. The constructor gets the configuration, if there is
+        one."""
         cls = import_class(known_classes().get(path, path))
         return self.construct(cls, [] if config is None else [config], {}, name)
 
-    def construct(self, cls: Any, args: list[Any], kwargs: dict[str, Any], name: str) -> Any:
+    def construct(
+        self, cls: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object], name: str
+    ) -> object:
+        if name == "":
+            args, kwargs = _constructor.arguments(cls, args, kwargs, self.worker_config())
         if not isinstance(cls, type) or not issubclass(cls, Worker) or name:
-            if name == "" and not args and not kwargs and takes_config(cls):
-                args = [self.worker_config()]
             return cls(*args, **kwargs)
         from ._config import RankInfo
 
@@ -215,12 +235,10 @@ class Host(Server):
         value.cluster_name, value.worker_name = self.role, os.environ.get("WORKER_NAME", f"{self.role}-{self.rank}")
         value.worker_config, value.devices = self.worker_config(), list(self.devices)
         value.logger = logger(value.worker_name)
-        if not args and not kwargs and takes_config(cls):
-            args = [value.worker_config]
         cls.__init__(value, *args, **kwargs)
         return value
 
-    def worker_config(self) -> Any:
+    def worker_config(self) -> object:
         body = self.config.get("worker_config")
         return None if body is None else _launch.unpack_config(self.codecs[self.session.pickle].decode(body))
 
@@ -238,7 +256,7 @@ class Host(Server):
             self.core.on_side_call = self.arrived_beside
         self.core.read_side()
 
-    def arrived_beside(self, kind: int, token: int, meta: bytes, body: Any) -> None:
+    def arrived_beside(self, kind: int, token: int, meta: bytes, body: object) -> None:
         """Starts a call of a lane beside the main thread. Runs on the thread that reads the side queue."""
         if kind == VALUE:
             self.take_value(token, meta, body)
@@ -273,7 +291,7 @@ class Host(Server):
         self.core.leave_loop(self.loop)
         self.loop = None
 
-    def in_loop(self, item: tuple[int, int, bytes, Any]) -> None:
+    def in_loop(self, item: tuple[int, int, bytes, object]) -> None:
         kind, token, meta, body = item
         if kind == CANCEL:
             if not self.cancel_task(token) and self.held is not None and self.held.pop(token, None) is not None:
@@ -294,7 +312,7 @@ class Host(Server):
                 self.held = {}
                 task.add_done_callback(self.initialized)
 
-    def initialized(self, _: Any) -> None:
+    def initialized(self, _: object) -> None:
         """Starts, in order, the calls that arrived while initialize ran."""
         held, self.held = self.held or {}, None
         for item in held.values():
@@ -305,7 +323,7 @@ class Host(Server):
     def stop_on(self, *signals: int) -> None:
         """Stops the worker gracefully on the first signal, and lets a second one kill it."""
 
-        def stop(number: int, _: Any) -> None:
+        def stop(number: int, _: object) -> None:
             for s in signals:
                 signal.signal(s, signal.SIG_DFL)
             self.core.ask("worker_stop", grace=5.0)
@@ -314,7 +332,7 @@ class Host(Server):
             signal.signal(s, stop)
 
 
-def _function(work: Any) -> Any:
+def _function(work: object) -> object:
     """Returns the object that runs a function used as a stage."""
     from . import _stage
 
@@ -325,16 +343,6 @@ def is_verb(meta: bytes) -> bool:
     """Returns whether a call is a request of the core rather than a method call."""
     _, k, _, _ = LENGTHS.unpack_from(meta)
     return meta[40 + k : 41 + k] == b"@"
-
-
-def takes_config(cls: Any) -> bool:
-    """Returns whether the constructor is given the worker's configuration: it has a parameter worker_config, or the class is a Worker whose
-    constructor takes any parameter."""
-    code = getattr(getattr(cls, "__init__", None), "__code__", None)
-    if code is None:
-        return False
-    names = code.co_varnames[1 : code.co_argcount]
-    return bool(names) and ("worker_config" in names or issubclass(cls, Worker))
 
 
 def known_classes() -> dict[str, str]:
@@ -371,7 +379,7 @@ def import_class(path: str) -> Any:
     return found
 
 
-def logger(name: str) -> Any:
+def logger(name: str) -> logging.Logger:
     import logging
 
     log = logging.getLogger(f"troupe.{name}")
@@ -385,18 +393,21 @@ def logger(name: str) -> Any:
 
 
 def prepare(host: Host) -> None:
-    """Gives the process the driver's search path. If a directory is missing on this node, or the Python version differs, the error names it."""
+    """Gives the process the driver's search path. If a directory is missing on this node, or the Python version
+    differs, the error names it."""
     wanted = host.config.get("python", "")
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
     if wanted and wanted != here:
         raise _errors.RefusedError(
-            f"the driver runs Python {wanted}, and {sys.executable} on node {host.node} is {here}; install {wanted} there, or run the driver on {here}"
+            f"the driver runs Python {wanted}, and {sys.executable} on node {host.node} is {here}; install {wanted} "
+            f"there, or run the driver on {here}"
         )
     paths = host.config.get("sys_path", [])
     absent = [p for p in paths if not os.path.exists(p)]
     if absent and not host.config.get("shipped"):
         raise _errors.RefusedError(
-            f"the driver finds modules in {', '.join(absent)}, which node {host.node} does not have; put it there, take it out of the driver's "
+            f"the driver finds modules in {', '.join(absent)}, which node {host.node} does not have; put it there, "
+            "take it out of the driver's "
             "sys.path, or ship a folder with init(working_dir=…)"
         )
     for path in paths:
@@ -405,7 +416,9 @@ def prepare(host: Host) -> None:
 
 
 def main() -> int:
-    path = os.environ.pop("TROUPE_ASSIGNMENT", None)  # removed, so that child processes do not take themselves for workers
+    path = os.environ.pop(
+        "TROUPE_ASSIGNMENT", None
+    )  # removed, so that child processes do not take themselves for workers
     if not path:
         sys.stderr.write("troupe.worker is started by an agent, which says in TROUPE_ASSIGNMENT what it is to play\n")
         return 2
@@ -431,8 +444,9 @@ def main() -> int:
 
 
 def _buffer_lines() -> None:
-    """Makes an unbuffered stdout line-buffered, as on a terminal. PYTHONUNBUFFERED, which the agent sets for all programs, makes two writes of
-    each print, between which processes that share the pipe may write. Another setting of the user stays."""
+    """Makes an unbuffered stdout line-buffered, as on a terminal. PYTHONUNBUFFERED, which the agent sets for all
+    programs, makes two writes of each print, between which processes that share the pipe may write. Another setting of
+    the user stays."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.write_through:
         sys.stdout.reconfigure(line_buffering=True, write_through=False)
 

@@ -5,6 +5,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"math"
 	"os"
 	"strings"
 	"time"
@@ -12,10 +14,8 @@ import (
 	"troupe/bus"
 	"troupe/bus/kv"
 	"troupe/nodes"
+	"troupe/nodes/evidence"
 )
-
-// DefaultLease is the lifetime of a driver's lease, the minimum on a busy server.
-const DefaultLease = 15 * time.Second
 
 func driverKey(session string) string { return "driver." + session }
 
@@ -44,10 +44,30 @@ func (g Registry) DriverAlive(ctx context.Context, session string) bool {
 	return !errors.Is(err, bus.ErrNotFound)
 }
 
-// DriverProvedDead reports whether a driver is proved dead.
-func (g Registry) DriverProvedDead(ctx context.Context, session string) bool {
-	_, err := g.leases.Get(ctx, g.key(proofKey(session)))
-	return err == nil
+// Owned is what ends with a driver: a role or a reservation.
+type Owned struct {
+	Driver string        // its session
+	Lease  time.Duration // of the driver
+	Since  time.Time     // of the entry
+}
+
+// JudgeDriver decides whether the driver that owns something is dead. heard is Uptime.Heard. A missing lease of a driver that lived before
+// the leases were lost, as after a restore, is only the end of the driver if it has not come back for evidence.Unclaimed.
+func (g Registry) JudgeDriver(ctx context.Context, o Owned, heard time.Duration) evidence.Verdict {
+	if g.DriverAlive(ctx, o.Driver) {
+		return evidence.Verdict{}
+	}
+	signs, limit := evidence.Signs{Heard: heard, Silence: math.MaxInt64}, cmp.Or(o.Lease, evidence.DriverLease)
+	if proof, err := g.leases.Get(ctx, g.key(proofKey(o.Driver))); err == nil {
+		signs.Exit = cmp.Or(string(proof.Value), "it is known to have ended")
+	} else if made, err := g.leases.Created(ctx); err != nil || o.Since.Before(made) {
+		limit = max(limit, evidence.Unclaimed)
+	}
+	v := evidence.Judge(signs, evidence.Limits{Silence: limit})
+	if v.Dead && signs.Exit == "" {
+		v.Why = fmt.Sprintf("it has had no lease for %v", limit)
+	}
+	return v
 }
 
 // DriverLease is the lease of a driver as an observer sees it.

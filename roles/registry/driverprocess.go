@@ -26,11 +26,10 @@ type driverProcess struct {
 	Worker *nodes.WorkerID `json:"worker,omitempty"`
 }
 
-// readDriverProcess reads the value of a lease. Older drivers write their name only.
-func readDriverProcess(value []byte) driverProcess {
-	var h driverProcess
+// readDriverProcess reads the value of a lease; one that cannot be read describes no process.
+func readDriverProcess(value []byte) (h driverProcess) {
 	if json.Unmarshal(value, &h) != nil {
-		return driverProcess{Name: string(value)}
+		return driverProcess{}
 	}
 	return h
 }

@@ -12,14 +12,13 @@ import (
 	"troupe/bus"
 	"troupe/bus/kv"
 	"troupe/nodes"
+	"troupe/nodes/evidence"
 )
 
 const (
 	processCheckEvery = 250 * time.Millisecond // interval of checking driver processes on this host
 	inboxProbeEvery   = time.Second            // interval of probing the inboxes of drivers
-	inboxTimeout      = 5 * time.Second        // a driver whose inbox has had no subscriber for this long is dead
 	operationTimeout  = 3 * time.Second        // timeout of one operation on the registry
-	proofLifetime     = time.Minute            // lifetime of the proof of a driver's death
 )
 
 // DriverWatch monitors the drivers of all namespaces and ends the leases of dead ones: otherwise their roles and
@@ -27,8 +26,8 @@ const (
 type DriverWatch struct {
 	// Bus is the connection; the caller closes it.
 	Bus *bus.Bus
-	// Remote monitors drivers on other hosts too: one whose inbox has had no subscriber for five seconds, while the
-	// server was reachable and the lease was not renewed, is dead. One DriverWatch of a bus, the head's, needs it.
+	// Remote monitors drivers on other hosts too: one whose inbox has had no subscriber for evidence.DriverAbsent, while
+	// the server was reachable and the lease was not renewed, is dead. One DriverWatch of a bus, the head's, needs it.
 	Remote bool
 	// ExitedCh tells of workers whose process has exited: the roles that such a worker created end at once, without the wait
 	// for the next check of processes. Zero: none.
@@ -67,10 +66,10 @@ type leaseEvent struct {
 type driver struct {
 	leaseEvent
 	driverProcess
-	knocked uint64    // the round in which its inbox was last probed
-	absent  uint64    // the last round in which its inbox had no subscriber
-	since   time.Time // since when the inbox has no subscriber; zero: it has one
-	again   time.Time // when ending its lease may be retried
+	probed uint64    // the round in which its inbox was last probed
+	absent uint64    // the last round in which its inbox had no subscriber
+	since  time.Time // since when the inbox has no subscriber; zero: it has one
+	again  time.Time // when ending its lease may be retried
 }
 
 // driverMonitor is a running DriverWatch. Its goroutine owns all fields but the channels and uptime.
@@ -117,7 +116,7 @@ func (d *driverMonitor) run(ctx context.Context) {
 		case id := <-d.ExitedCh:
 			d.endWorker(ctx, id)
 		case session := <-d.absentCh:
-			if one := d.all[session]; one != nil && one.knocked == d.round && one.absent != d.round {
+			if one := d.all[session]; one != nil && one.probed == d.round && one.absent != d.round {
 				one.absent = d.round
 				if one.since.IsZero() {
 					one.since = time.Now()
@@ -149,8 +148,8 @@ func (d *driverMonitor) handleLease(ctx context.Context, news leaseEvent) {
 	if one == nil || !d.Remote || !one.owns(ctx) {
 		return // a driver that closes owns nothing
 	}
-	if d.uptime.Remaining(cmp.Or(one.Lease, DefaultLease)) == 0 {
-		d.writeProof(ctx, one, "its lease has expired")
+	if v := one.judge(evidence.Signs{Silence: one.limits().Silence + 1, Heard: d.uptime.Heard()}); v.Dead {
+		d.writeProof(ctx, one, "its lease has expired: "+v.Why)
 	}
 	wake(d.endedCh)
 }
@@ -177,21 +176,33 @@ func (one *driver) owns(ctx context.Context) bool {
 // endDeadDrivers ends the leases of dead drivers.
 func (d *driverMonitor) endDeadDrivers(ctx context.Context, now time.Time) {
 	for _, one := range d.all {
-		switch {
-		case now.Before(one.again):
-		case one.visible() && one.dead():
-			d.endLease(ctx, one, "its process has exited")
-		case !one.since.IsZero() && now.Sub(one.since) >= inboxTimeout && d.uptime.Remaining(cmp.Or(one.Lease, DefaultLease)) == 0:
-			d.endLease(ctx, one, "its inbox has had no subscriber for "+inboxTimeout.String())
+		signs := evidence.Signs{Heard: d.uptime.Heard()}
+		if one.visible() && one.dead() {
+			signs.Exit = exitSeen
+		}
+		if !one.since.IsZero() {
+			signs.Absent = now.Sub(one.since)
+		}
+		if v := one.judge(signs); v.Dead && !now.Before(one.again) {
+			d.endLease(ctx, one, v.Why)
 		}
 	}
 }
+
+// exitSeen is the proof of a driver whose process this host, or the agent of the worker, has seen end.
+const exitSeen = "its process has exited"
+
+func (one *driver) limits() evidence.Limits {
+	return evidence.Limits{Silence: cmp.Or(one.Lease, evidence.DriverLease), Absent: evidence.DriverAbsent}
+}
+
+func (one *driver) judge(s evidence.Signs) evidence.Verdict { return evidence.Judge(s, one.limits()) }
 
 // endWorker ends the lease of a worker that has created roles, and whose process has exited.
 func (d *driverMonitor) endWorker(ctx context.Context, id nodes.WorkerID) {
 	for _, one := range d.all {
 		if one.Worker != nil && *one.Worker == id {
-			d.endLease(ctx, one, "its process has exited")
+			d.endLease(ctx, one, exitSeen)
 		}
 	}
 }
@@ -218,9 +229,9 @@ func (d *driverMonitor) endLease(ctx context.Context, one *driver, why string) {
 func (d *driverMonitor) writeProof(ctx context.Context, one *driver, why string) {
 	ctx, cancel := context.WithTimeout(ctx, operationTimeout)
 	defer cancel()
-	lease, err := one.reg.leases.Lease(ctx, one.reg.key(proofKey(one.session)), []byte(why), proofLifetime)
+	lease, err := one.reg.leases.Lease(ctx, one.reg.key(proofKey(one.session)), []byte(why), evidence.DriverProof)
 	if err == nil {
-		d.proofs = append(d.proofs, proof{lease, time.Now().Add(proofLifetime)})
+		d.proofs = append(d.proofs, proof{lease, time.Now().Add(evidence.DriverProof)})
 	} else if !errors.Is(err, bus.ErrExists) { // another watch may have written it
 		d.Logger.Debug("roles: writing the proof of a driver's death failed; its roles end later", "driver", one.Name, "error", err)
 	}
@@ -259,7 +270,7 @@ func (d *driverMonitor) probeInboxes(inbox string) {
 	}
 	d.round++
 	for _, one := range d.all {
-		one.knocked = d.round
+		one.probed = d.round
 		d.Bus.ProbeInbox(one.space, one.session, inbox+"."+one.session)
 	}
 }

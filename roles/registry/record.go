@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -31,6 +32,7 @@ type RoleRecord struct {
 	Methods     []actors.MethodInfo `json:"methods"`
 	// DeviceTensors: arguments may be tensors that stay on their device
 	DeviceTensors bool          `json:"device_tensors,omitempty"`
+	Version       uint64        `json:"version,omitempty"` // of the record: grows with each change, so that an older copy is known
 	State         RoleState     `json:"state"`
 	Since         time.Time     `json:"since"`         // of the state, by the writer's clock
 	Owner         string        `json:"owner"`         // session of the driver or worker with which the role ends
@@ -41,9 +43,9 @@ type RoleRecord struct {
 
 	// Process says that the workers are processes on nodes; the following fields belong to them.
 	Process      bool             `json:"process,omitempty"`
-	Placements   []RankPlacement  `json:"seats,omitempty"`  // by rank
-	Reservations []ReservationRef `json:"held,omitempty"`   // reservations of the workers
-	Master       string           `json:"master,omitempty"` // address of rank 0: HOST:PORT
+	Placements   []RankPlacement  `json:"placements,omitempty"`   // by rank
+	Reservations []ReservationRef `json:"reservations,omitempty"` // reservations of the workers
+	Master       string           `json:"master,omitempty"`       // address of rank 0: HOST:PORT
 	Policy       Policy           `json:"policy,omitempty"`
 	Generations  uint32           `json:"gens,omitempty"` // generations of workers after the first
 
@@ -83,13 +85,13 @@ var roleSuccessors = map[RoleState][]RoleState{
 // RankPlacement is where one rank of a role runs, when its workers are processes.
 type RankPlacement struct {
 	Node        string   `json:"node"`
-	NodeRank    int      `json:"node_rank"`         // of the node among all nodes
-	Name        string   `json:"name"`              // of the worker, for display: actor_train-0-G01
-	Devices     []int    `json:"devices,omitempty"` // local indices
-	UUIDs       []string `json:"uuids,omitempty"`   // of devices on its node, in the order of the worker's indices
-	Share       int      `json:"share,omitempty"`   // of each device, in thousandths; 0: all
-	Gen         uint32   `json:"gen,omitempty"`     // generation of its worker; 0: the first
-	Reservation int      `json:"held,omitempty"`    // index of its reservation in the record
+	NodeRank    int      `json:"node_rank"`             // of the node among all nodes
+	Name        string   `json:"name"`                  // of the worker, for display: actor_train-0-G01
+	Devices     []int    `json:"devices,omitempty"`     // local indices
+	UUIDs       []string `json:"uuids,omitempty"`       // of devices on its node, in the order of the worker's indices
+	Share       int      `json:"share,omitempty"`       // of each device, in thousandths; 0: all
+	Gen         uint32   `json:"gen,omitempty"`         // generation of its worker; 0: the first
+	Reservation int      `json:"reservation,omitempty"` // index of its reservation in the record
 }
 
 // ReservationRef is a reservation of a role's workers.
@@ -227,13 +229,20 @@ func (r *RoleRecord) DropUnusedReservations() (unused []ReservationRef) {
 	return unused
 }
 
+// Owned is what the registry needs to judge the driver of the role.
+func (r RoleRecord) Owned() Owned { return Owned{Driver: r.Owner, Lease: r.Lease, Since: r.Since} }
+
 // TakenError is the error of a role name that is taken. It matches bus.ErrExists.
-type TakenError struct{ Record RoleRecord }
+type TakenError struct {
+	Record RoleRecord
+	Remove string // command that removes the role; empty: that of a shell which finds the head by itself
+}
 
 func (e *TakenError) Error() string {
 	r := e.Record
 	words := fmt.Sprintf("role %s exists already: it is %s since %s, owned by %s", r.Name, r.State, r.Since.Format(time.RFC3339), r.By)
-	remove := fmt.Sprintf("remove it with `troupe destroy %s --namespace %s`", r.Name, r.Namespace)
+	command := cmp.Or(e.Remove, fmt.Sprintf("troupe destroy %s --namespace %s", r.Name, r.Namespace))
+	remove := fmt.Sprintf("remove it with `%s`", command)
 	switch r.State {
 	case RoleFailed:
 		return words + ", and failed: " + r.Cause + "; " + remove + ", or choose another name"

@@ -19,6 +19,11 @@ type DriverReservation struct {
 	Since time.Time     `json:"since"`
 }
 
+// Owned is what the registry needs to judge the driver.
+func (h DriverReservation) Owned() Owned {
+	return Owned{Driver: h.Owner, Lease: h.Lease, Since: h.Since}
+}
+
 func reservationKey(id string) string { return "hold." + id }
 
 // CreateReservation writes the reservation of a driver. The error of a taken id is ErrExists.

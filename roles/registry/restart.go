@@ -2,8 +2,10 @@ package registry
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
+	"troupe/actors"
 	"troupe/bus"
 )
 
@@ -20,6 +22,11 @@ const (
 // ReplacesWorkers reports whether lost workers of the role are replaced.
 func (r RoleRecord) ReplacesWorkers() bool {
 	return r.Process && (r.Policy == RestartRank || r.Policy == RestartRole)
+}
+
+// ReplaysCalls reports whether the role has methods whose last calls are recorded, for restarted and added workers.
+func (r RoleRecord) ReplaysCalls() bool {
+	return r.Process && slices.ContainsFunc(r.Methods, func(m actors.MethodInfo) bool { return m.Replay })
 }
 
 // Restart is a restart in progress: it is in the role's record while the state is restarting. Exactly one process

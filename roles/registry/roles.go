@@ -110,6 +110,28 @@ func (g Registry) Create(ctx context.Context, r RoleRecord) error {
 	return err
 }
 
+// Claim writes the record of a role that runs again, if the registry has lost it or has an older version: after a restore, or with an empty
+// store. Another role of the name is ErrExists, unless it is of the same driver, who knows that it has ended.
+func (g Registry) Claim(ctx context.Context, r RoleRecord) (claimed bool, err error) {
+	value, err := encodeRecord(r)
+	if err != nil {
+		return false, err
+	}
+	held, rev, err := g.read(ctx, r.Name)
+	switch {
+	case errors.Is(err, bus.ErrNotFound):
+		_, err = g.kv.Create(ctx, g.key(roleKey(r.Name)), value)
+	case err != nil:
+	case held.Incarnation == r.Incarnation && held.Version >= r.Version:
+		return false, nil
+	case held.Incarnation != r.Incarnation && held.Owner != r.Owner:
+		return false, &TakenError{Record: held}
+	default:
+		_, err = g.kv.Update(ctx, g.key(roleKey(r.Name)), value, rev)
+	}
+	return err == nil, err
+}
+
 func encodeRecord(r RoleRecord) ([]byte, error) {
 	value, err := json.Marshal(r)
 	if err != nil {
@@ -156,6 +178,7 @@ func (g Registry) Alter(ctx context.Context, r RoleRecord, change func(*RoleReco
 		if err != nil {
 			return r, err
 		}
+		held.Version++
 		value, err := encodeRecord(held)
 		if err != nil {
 			return r, err

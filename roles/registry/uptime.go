@@ -1,7 +1,6 @@
 package registry
 
 import (
-	"context"
 	"sync"
 	"time"
 
@@ -41,31 +40,16 @@ func (r *Uptime) Restart() {
 	r.since = time.Now()
 }
 
-// Remaining is the time until the server has answered for d; all of d while it does not answer.
-func (r *Uptime) Remaining(d time.Duration) time.Duration {
+// Heard is for how long the server has answered; zero while it does not answer. It is evidence.Signs.Heard of drivers.
+func (r *Uptime) Heard() time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.bus == nil || r.blocked {
-		return d
+		return 0
 	}
 	since, _ := r.bus.Answering()
 	if since.IsZero() {
-		return d
+		return 0
 	}
-	return max(0, d-min(time.Since(since), time.Since(r.since)))
-}
-
-// Await returns when the server has answered for d.
-func (r *Uptime) Await(ctx context.Context, d time.Duration) error {
-	for {
-		left := r.Remaining(d)
-		if left == 0 {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(left):
-		}
-	}
+	return max(0, min(time.Since(since), time.Since(r.since)))
 }

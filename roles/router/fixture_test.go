@@ -45,7 +45,7 @@ func runChild(url string) {
 }
 
 func testContext(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 40*time.Second)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 2*time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -64,7 +64,7 @@ func (c *calls) came(t testing.TB) string {
 	select {
 	case text := <-c.cameCh:
 		return text
-	case <-time.After(20 * time.Second):
+	case <-time.After(2 * time.Minute):
 		require.FailNow(t, "no call came")
 		return ""
 	}

@@ -38,7 +38,7 @@ func askRouter(r *router.Router, ctx context.Context, q router.Request) <-chan a
 
 func waits(t testing.TB, r *router.Router, n int) {
 	t.Helper()
-	require.Eventually(t, func() bool { return r.Status().Waiting == n }, 20*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return r.Status().Waiting == n }, 2*time.Minute, time.Millisecond)
 }
 
 func TestRouterSpreadsByCredits(t *testing.T) {
@@ -156,7 +156,7 @@ func TestRouterOutlivesARank(t *testing.T) {
 		return askRouter(r, testContext(t), router.Request{ID: id, Arg: id, RetryOnLoss: again})
 	}
 	once, again := ask("once", false), ask("again", true)
-	require.Eventually(t, func() bool { return r.Status().InFlight == 2 }, 20*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return r.Status().InFlight == 2 }, 2*time.Minute, time.Millisecond)
 	kill()
 	require.ErrorIs(t, (<-once).err, bus.ErrWorkerLost)
 	tr := newCalls()

@@ -10,7 +10,7 @@ import (
 	"troupe/dispatch"
 	"troupe/roles"
 	"troupe/roles/registry"
-	"troupe/roles/sessions/scheduler"
+	"troupe/roles/sessions/book"
 )
 
 // actorState is the state of an actor.
@@ -61,7 +61,7 @@ type actor struct {
 	exiting    string      // why the process ends on purpose, which is no reason to restart it
 	process    *process    // nil: it does not run yet
 	group      *actorGroup // until its process runs; nil: the role of its process is its own
-	at         scheduler.Allocation
+	at         book.Allocation
 	cause      any // what callers are told: a cause, or the frame of an exception
 	reason     string
 	killReason string
@@ -99,6 +99,9 @@ func (s *service) createActor(c *call) error {
 	var id, process string
 	var spec actorSpec
 	if err := c.args.read(&id, &spec, &process); err != nil {
+		return err
+	}
+	if err := bus.CheckName("actor", id); err != nil {
 		return err
 	}
 	if s.actors[id] != nil {
@@ -149,9 +152,11 @@ func (s *service) createActor(c *call) error {
 }
 
 // schedule requests the resources of an actor.
-func (s *service) schedule(a *actor, strategy scheduler.Strategy) {
+func (s *service) schedule(a *actor, strategy book.Strategy) {
 	role := a.role
-	s.request(a.id, a.spec.Demand, strategy, func(g grant) {
+	request := s.requestOf(a)
+	request.Strategy = strategy
+	s.request(request, func(g grant) {
 		if a.role != role || a.state == stateDead {
 			return
 		}
@@ -165,6 +170,11 @@ func (s *service) schedule(a *actor, strategy scheduler.Strategy) {
 			s.start(a)
 		}
 	})
+}
+
+// requestOf is the request for the resources of an actor.
+func (s *service) requestOf(a *actor) book.Request {
+	return book.Request{Key: a.id, Demand: a.spec.Demand, Durable: true, Holder: s.holder(a.spec.Job, "actor", a.spec.ClassName)}
 }
 
 // start starts the process of an actor that has a node, in a role of its own.
@@ -209,7 +219,7 @@ func (s *service) startActor(a *actor, role string) {
 
 // planActor describes the process of an actor that has a node.
 func (s *service) planActor(a *actor) (*processPlan, error) {
-	var at scheduler.Allocation
+	var at book.Allocation
 	var assigned map[string]any
 	var spec actorSpec
 	s.do(func() {
@@ -223,7 +233,11 @@ func (s *service) planActor(a *actor) (*processPlan, error) {
 			devices[name] = ids
 		}
 	}
-	return s.plan(spec.Job, spec.Env, at, devices, assigned)
+	plan, err := s.plan(spec.Job, spec.Env, at, devices, assigned)
+	if err == nil {
+		plan.reserved = at.Record
+	}
+	return plan, err
 }
 
 // constructActor constructs an actor in its process, which runs.

@@ -222,10 +222,12 @@ func (s *service) startGroup(g *actorGroup, members []*actor) {
 		s.log.Warn("sessions: a group of actors could not be started; starting them one by one", "group", g.name, "error", err)
 		s.do(func() {
 			g.phase = groupBroken
-			s.startAlone(g)
 			for _, a := range members {
-				if a.state == stateDead { // meanwhile: what it had is not used
-					s.release(a.id)
+				if s.release(a.id); a.group == g && a.state == stateStarting { // the role has given back what it had
+					s.leaveGroup(a)
+					a.state = statePending
+					strategy, _ := strategyOf(a.spec.Strategy) // it was valid before
+					s.schedule(a, strategy)
 				}
 			}
 		})

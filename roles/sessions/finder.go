@@ -5,28 +5,25 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"strings"
 	"sync"
 	"time"
 
 	"troupe/bus"
 	"troupe/bus/kv"
 	"troupe/bus/wire"
+	"troupe/placement"
 	"troupe/roles"
 	"troupe/roles/registry"
 )
 
 const (
-	bucketName  = "troupe_sessions"
-	bucketBytes = 64 << 20
-	leaseBytes  = 4 << 20
-	defaultLead = 15 * time.Second
-	defaultIdle = 5 * time.Minute
-	deadAfter   = 3 * time.Second // without a subscriber a head is dead; its connection may be broken for less
-	probeEvery  = 500 * time.Millisecond
-	findAttempt = 2 * time.Second  // for one answer of a head
-	absentMost  = 20 * time.Second // time that a head has to return while the server says that there is none
-	waitingMost = 10_000           // requests that wait for a service to start
+	bucketName   = "troupe_sessions"
+	bucketBytes  = 64 << 20
+	defaultIdle  = 5 * time.Minute
+	findAttempt  = 2 * time.Second  // for one answer of a head
+	absentMost   = 20 * time.Second // time that a head has to return while the server says that there is none
+	waitingMost  = 10_000           // requests that wait for a service to start
+	lossPatience = 5 * time.Second  // that placement has to lead again before another head may
 )
 
 // findBackoff paces requests while no head serves the namespace.
@@ -36,14 +33,12 @@ var findBackoff = bus.Backoff{First: 20 * time.Millisecond, Most: 500 * time.Mil
 type Config struct {
 	// Bus is the head's connection. The caller closes it.
 	Bus *bus.Bus
+	// Desk is that of the placement service of the head: services run while it leads.
+	Desk *placement.Desk
 	// Replicas is the number of copies of the bucket; see kv.Config.
 	Replicas int
-	// Head identifies the head over its restarts: no two processes that live have the same. So a restarted head knows its
-	// predecessor. Zero: one that no other has.
+	// Head names the head to readers of the bucket. Zero: a new name.
 	Head string
-	// Lead is the lifetime of the lease of a service: how long another head waits for one that hangs. One that is dead is noticed before,
-	// and one that lives keeps its service when the lease is lost, unless another has taken over. Zero: 15 s.
-	Lead time.Duration
 	// Idle is the time after which a service ends that has neither jobs nor placement groups; the next request starts it again.
 	// Zero: five minutes.
 	Idle time.Duration
@@ -54,7 +49,6 @@ type Config struct {
 // server runs the services of a head, one for each namespace that has asked.
 type server struct {
 	cfg   Config
-	id    string // of this process
 	ctx   context.Context
 	group sync.WaitGroup
 
@@ -75,18 +69,11 @@ func Serve(ctx context.Context, cfg Config) (stop func(), err error) {
 	if cfg.Logger == nil {
 		cfg.Logger = cfg.Bus.Logger()
 	}
-	cfg.Lead, cfg.Idle = cmp.Or(cfg.Lead, defaultLead), cmp.Or(cfg.Idle, defaultIdle)
-	cfg.Head = cmp.Or(cfg.Head, bus.NewID())
+	cfg.Head, cfg.Idle = cmp.Or(cfg.Head, bus.NewID()), cmp.Or(cfg.Idle, defaultIdle)
 	ctx, cancel := context.WithCancel(ctx)
-	s := &server{cfg: cfg, id: cfg.Head + "-" + bus.NewID(), ctx: ctx, services: map[string]*entry{}}
-	alive, err := cfg.Bus.Subscribe(bus.SessionsHead(s.id), func(m *bus.Msg) { _ = m.Respond(nil) }) // a lost answer is no proof of death
+	s := &server{cfg: cfg, ctx: ctx, services: map[string]*entry{}}
+	sub, err := cfg.Bus.Subscribe(askSubject("*"), s.asked)
 	if err != nil {
-		cancel()
-		return nil, err
-	}
-	sub, err := cfg.Bus.Subscribe(bus.SessionsAsk("*"), s.asked)
-	if err != nil {
-		_ = alive.Unsubscribe() // fails only if the connection is closed
 		cancel()
 		return nil, err
 	}
@@ -100,7 +87,6 @@ func Serve(ctx context.Context, cfg Config) (stop func(), err error) {
 		s.mu.Unlock()
 		cancel()
 		s.group.Wait()
-		_ = alive.Unsubscribe()
 	}, nil
 }
 
@@ -120,8 +106,9 @@ func (s *server) resume(ctx context.Context) error {
 
 // asked answers with the handle of the service's role, when there is one.
 func (s *server) asked(m *bus.Msg) {
-	namespace := bus.SessionsNamespace(m.Subject)
-	if bus.CheckName("namespace", namespace) != nil {
+	namespace := askedNamespace(m.Subject)
+	if namespace == "" {
+		s.cfg.Bus.Malformed("a request for the control service", bus.Errorf(bus.CodeMalformed, "%q names no namespace", wire.Clip(m.Subject)))
 		return
 	}
 	e := s.start(namespace)
@@ -135,7 +122,7 @@ func (s *server) asked(m *bus.Msg) {
 	}
 	s.mu.Unlock()
 	if handle != nil {
-		_ = m.Respond(handle) // a lost answer makes the client ask again
+		_ = s.cfg.Bus.Respond(m, handle) // a lost answer makes the client ask again
 	}
 }
 
@@ -183,44 +170,29 @@ func (s *server) forget(namespace string, e *entry) bool {
 	return true
 }
 
-// holderEnded waits until a head that holds the lease of a service is known to be dead: no process serves its subject. An earlier
-// process of this head is dead as soon as that is so.
-func (s *server) holderEnded(ctx context.Context, id string) bool {
-	patience := deadAfter
-	if strings.HasPrefix(id, s.cfg.Head+"-") {
-		patience = 0
-	}
-	for silent := time.Now(); ctx.Err() == nil; _ = bus.Sleep(ctx, probeEvery) {
-		attempt, cancel := context.WithTimeout(ctx, findAttempt)
-		_, err := s.cfg.Bus.Request(attempt, bus.SessionsHead(id), nil)
-		cancel()
-		if !errors.Is(err, bus.ErrNoResponders) {
-			silent = time.Now() // it answers, or nothing is known
-		} else if time.Since(silent) >= patience {
-			return true
-		}
-	}
-	return false
-}
-
+// compete runs the service while placement leads in this head. Another head that leads begins a term of its own, which fences this one.
 func (s *server) compete(namespace string, e *entry) error {
+	if err := s.cfg.Desk.AwaitLead(s.ctx); err != nil {
+		return err
+	}
 	bucket, err := kv.Open(s.ctx, s.cfg.Bus, kv.Config{Bucket: bucketName, Replicas: s.cfg.Replicas, MaxBytes: bucketBytes})
 	if err != nil {
 		return err
 	}
-	leases, err := kv.Open(s.ctx, s.cfg.Bus, kv.Config{Bucket: bucketName + "_leases", Replicas: s.cfg.Replicas, MaxBytes: leaseBytes, Leases: true})
+	term, err := bucket.Begin(s.ctx, "lead."+namespace, s.cfg.Head)
 	if err != nil {
 		return err
 	}
-	cfg := kv.LeadConfig{Key: "lead." + namespace, Leases: leases, ID: s.id, TTL: s.cfg.Lead, KeepTerm: true, HolderEnded: s.holderEnded}
-	return bucket.Lead(s.ctx, cfg, func(ctx context.Context, term *kv.Term) error {
-		maintaining, stop := context.WithCancel(ctx)
-		var group sync.WaitGroup
-		group.Go(bus.Guard(func() { bucket.Maintain(maintaining) }))
-		defer func() { stop(); group.Wait() }()
-		defer s.publish(e, nil)
-		return run(ctx, s.cfg, namespace, &store{bucket: bucket, writer: term.Writer, prefix: namespace}, func(handle wire.Raw) { s.publish(e, handle) })
-	})
+	ctx, stop := context.WithCancel(s.ctx)
+	var group sync.WaitGroup
+	group.Go(bus.Guard(func() {
+		s.cfg.Desk.AwaitLoss(ctx, lossPatience)
+		stop()
+	}))
+	group.Go(bus.Guard(func() { bucket.Maintain(ctx) }))
+	defer func() { stop(); group.Wait() }()
+	defer s.publish(e, nil)
+	return run(ctx, s.cfg, namespace, &store{bucket: bucket, writer: term.Writer, prefix: namespace}, func(handle wire.Raw) { s.publish(e, handle) })
 }
 
 // publish makes a role of the service known, or nil that there is none.
@@ -233,7 +205,7 @@ func (s *server) publish(e *entry, handle wire.Raw) {
 	}
 	s.mu.Unlock()
 	for _, m := range waiting {
-		_ = m.Respond(handle) // a lost answer makes the client ask again
+		_ = s.cfg.Bus.Respond(m, handle) // a lost answer makes the client ask again
 	}
 }
 
@@ -243,7 +215,7 @@ func Find(ctx context.Context, rt *roles.Runtime) (*roles.Cluster, error) {
 	waits, absentSince := findBackoff.Start(), time.Now()
 	for {
 		attempt, cancel := context.WithTimeout(ctx, findAttempt)
-		m, err := rt.Bus().Request(attempt, bus.SessionsAsk(rt.Namespace()), nil)
+		m, err := rt.Bus().Request(attempt, askSubject(rt.Namespace()), nil)
 		cancel()
 		if err == nil {
 			var h roles.Handle

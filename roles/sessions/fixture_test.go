@@ -86,6 +86,7 @@ type head struct {
 	t      *testing.T
 	server *bustest.Server
 	bus    *bus.Bus
+	desk   *placement.Desk
 }
 
 func startHead(t *testing.T) *head {
@@ -95,13 +96,14 @@ func startHead(t *testing.T) *head {
 	require.NoError(t, nodes.CreateEventStream(t.Context(), h.bus, 0))
 	service, err := placement.NewService(placement.Config{Bus: h.bus})
 	require.NoError(t, err)
+	h.desk = service.Desk()
 	h.run(service.Run)
 	inventories, err := gpu.Open(gpu.Config{Spec: "sim:1x2", Name: "n"})
 	require.NoError(t, err)
 	readyCh := make(chan struct{})
 	agent, err := nodes.NewAgent(nodes.AgentConfig{
 		Bus: h.bus, Dir: t.TempDir(), Access: nodes.Access{URLs: []string{h.server.URL()}}, ReadyFunc: func() { close(readyCh) }, Grace: time.Second,
-		Nodes: []nodes.Config{{Name: "n", Inventory: inventories[0]}},
+		Nodes: []nodes.Config{{Name: "n", Inventory: inventories[0], CPUs: 2, Resources: map[string]int64{"NPU": 3000}}},
 	})
 	require.NoError(t, err)
 	h.run(agent.Run)
@@ -123,7 +125,7 @@ func (h *head) run(run func(context.Context) error) {
 func (h *head) serve() (stop func()) { return h.serveWith(sessions.Config{}) }
 
 func (h *head) serveWith(cfg sessions.Config) (stop func()) {
-	cfg.Bus = h.bus
+	cfg.Bus, cfg.Desk = h.bus, h.desk
 	stop, err := sessions.Serve(context.Background(), cfg)
 	require.NoError(h.t, err)
 	stop = sync.OnceFunc(stop)
@@ -153,7 +155,7 @@ func (h *head) driver(name string) *driver {
 	d.find()
 	told := d.ask("register_job", map[string]any{
 		"process": name, "session": rt.Session(), "namespace": "ns-" + name, "dir": h.t.TempDir(), "executable": os.Args[0], "env": map[string]string{}, "visible_devices": nil,
-		"troupe_ray": "", "sys_path": []string{}, "python": "3", "package": "", "address": "", "node_ip": "127.0.0.1", "output": "none", "resources": map[string]float64{"CPU": 2, "NPU": 3},
+		"troupe_ray": "", "sys_path": []string{}, "python": "3", "package": "", "address": "", "node_ip": "127.0.0.1", "output": "none",
 	}).(map[string]any)
 	d.job = told["job_id"].(string)
 	require.Equal(h.t, "n", told["node"])

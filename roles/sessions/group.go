@@ -4,7 +4,8 @@ import (
 	"fmt"
 	"time"
 
-	"troupe/roles/sessions/scheduler"
+	"troupe/bus"
+	"troupe/roles/sessions/book"
 )
 
 // groupTimes are the times of a placement group.
@@ -15,8 +16,11 @@ type groupTimes struct {
 
 // createGroup queues a group. The answer is an empty text, or why it is refused.
 func (s *service) createGroup(c *call) error {
-	var g scheduler.GroupInfo
-	if err := c.args.read(&g.ID, &g.Name, &g.Namespace, &g.Owner, &g.Detached, &g.Bundles, &g.Strategy, &g.Target, &g.Gang); err != nil {
+	var g book.GroupInfo
+	if err := c.args.read(&g.ID, &g.Name, &g.Namespace, &g.Owner, &g.Detached, &g.Bundles, &g.Strategy, &g.Target, &g.Gang, &g.Where); err != nil {
+		return err
+	}
+	if err := bus.CheckName("placement group", g.ID); err != nil {
 		return err
 	}
 	if err := checkAmounts(g.Bundles...); err != nil {
@@ -25,14 +29,15 @@ func (s *service) createGroup(c *call) error {
 	if !s.isKnown(c.caller) {
 		return errEnded(c.caller)
 	}
-	if there := s.sched.GroupNamed(g.Namespace, g.Name); g.Name != "" && there != nil && there.ID != g.ID {
+	if there := s.book.GroupNamed(g.Namespace, g.Name); g.Name != "" && there != nil && there.ID != g.ID {
 		c.reply(fmt.Sprintf("Failed to create placement group '%s' because name '%s' already exists.", g.ID, g.Name))
 		return nil
 	}
 	if s.groups[g.ID] == nil {
 		s.groups[g.ID] = &groupTimes{Made: time.Now()}
 	}
-	s.decided(s.sched.CreateGroup(g), "")
+	g.Holder = s.holder(s.processes[c.caller], "placement group", g.Name)
+	s.book.CreateGroup(g)
 	s.store.dirty(groupKey(g.ID))
 	if g.Name != "" || g.Detached {
 		c.replyStored("")
@@ -44,7 +49,7 @@ func (s *service) createGroup(c *call) error {
 
 // groupChanged tells those who wait for a group that it is created, or removed.
 func (s *service) groupChanged(id string) {
-	if g, t := s.sched.Group(id), s.groups[id]; g != nil && t != nil && g.State == scheduler.GroupCreated && t.Took == 0 {
+	if g, t := s.book.Group(id), s.groups[id]; g != nil && t != nil && g.State == book.GroupCreated && t.Took == 0 {
 		t.Took = time.Since(t.Made)
 	}
 	waiting := s.awaiting[id]
@@ -55,7 +60,7 @@ func (s *service) groupChanged(id string) {
 		if len(s.groups) <= 2*deadMost {
 			break
 		}
-		if s.sched.Group(known) == nil {
+		if s.book.Group(known) == nil {
 			delete(s.groups, known)
 		}
 	}
@@ -66,7 +71,7 @@ func (s *service) removeGroup(c *call) error {
 	if err := c.args.read(&id); err != nil {
 		return err
 	}
-	s.decided(s.sched.RemoveGroup(id, fmt.Sprintf("the placement group %s was removed", id)), reasonGroupRemoved)
+	s.book.RemoveGroup(id, fmt.Sprintf("the placement group %s was removed", id))
 	c.reply(map[string]any{})
 	return nil
 }
@@ -80,13 +85,13 @@ func (s *service) waitGroup(c *call) error {
 	}
 	answer := func() {
 		state := ""
-		if g := s.sched.Group(id); g != nil {
+		if g := s.book.Group(id); g != nil {
 			state = string(g.State)
 		}
 		c.reply(state)
 	}
-	g := s.sched.Group(id)
-	if g == nil || g.State == scheduler.GroupCreated || g.State == scheduler.GroupRemoved || timeout == 0 {
+	g := s.book.Group(id)
+	if g == nil || g.State == book.GroupCreated || g.State == book.GroupRemoved || timeout == 0 {
 		answer()
 		return nil
 	}
@@ -103,7 +108,7 @@ func (s *service) groupAsked(c *call) error {
 	if err := c.args.read(&id); err != nil {
 		return err
 	}
-	if g := s.sched.Group(id); g != nil {
+	if g := s.book.Group(id); g != nil {
 		c.reply(s.groupRow(g))
 	} else {
 		c.reply(map[string]any{})
@@ -113,7 +118,7 @@ func (s *service) groupAsked(c *call) error {
 
 func (s *service) listGroups(c *call) error {
 	rows := []any{}
-	for _, g := range s.sched.Groups() {
+	for _, g := range s.book.Groups() {
 		rows = append(rows, s.groupRow(g))
 	}
 	c.reply(rows)
@@ -122,21 +127,21 @@ func (s *service) listGroups(c *call) error {
 
 // gangMayGrow reports whether the creator of a removed group may still request others of its gang, which count it, or the group itself
 // again. Such a group stays stored.
-func (s *service) gangMayGrow(g *scheduler.Group) bool {
+func (s *service) gangMayGrow(g *book.Group) bool {
 	_, lives := s.processes[g.Owner]
 	return g.Gang.Name != "" && (lives || s.isRecovering())
 }
 
 // forgetGangs drops the stored records of the removed groups whose creators have ended; an empty creator: of all of them.
 func (s *service) forgetGangs(creator string) {
-	for _, g := range s.sched.RemovedGangs() {
+	for _, g := range s.book.RemovedGangs() {
 		if creator == "" || g.Owner == creator {
 			s.store.dirty(groupKey(g.ID))
 		}
 	}
 }
 
-func (s *service) groupRow(g *scheduler.Group) map[string]any {
+func (s *service) groupRow(g *book.Group) map[string]any {
 	bundles, placed := map[int]map[string]float64{}, map[int]string{}
 	for i, b := range g.Bundles {
 		bundles[i] = b
@@ -150,9 +155,9 @@ func (s *service) groupRow(g *scheduler.Group) map[string]any {
 	}
 	progress := string(g.State)
 	switch g.State {
-	case scheduler.GroupCreated:
+	case book.GroupCreated:
 		progress = "FINISHED"
-	case scheduler.GroupPending:
+	case book.GroupPending:
 		progress = "QUEUED"
 	}
 	return map[string]any{
@@ -171,7 +176,7 @@ func (s *service) groupNamed(c *call) error {
 		return err
 	}
 	id := ""
-	if g := s.sched.GroupNamed(namespace, name); g != nil {
+	if g := s.book.GroupNamed(namespace, name); g != nil {
 		id = g.ID
 	}
 	c.reply(id)

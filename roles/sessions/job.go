@@ -33,7 +33,7 @@ func (s *service) registerJob(c *call) error {
 	if err := c.args.read(&spec); err != nil {
 		return err
 	}
-	if err := checkAmounts(spec.Resources); err != nil {
+	if err := errors.Join(bus.CheckRoleName(spec.Process), bus.CheckName("session", spec.Session)); err != nil {
 		return err
 	}
 	var j *job
@@ -46,9 +46,6 @@ func (s *service) registerJob(c *call) error {
 		s.meta.Jobs++
 		j = &job{id: jobID(s.meta.Jobs), spec: spec, ending: map[string]int{}}
 		s.jobs[j.id] = j
-		if len(spec.Resources) > 0 && s.meta.Declared == nil {
-			s.meta.Declared = spec.Resources
-		}
 		if s.meta.Address == "" {
 			s.meta.Address = spec.NodeIP
 		}
@@ -63,7 +60,7 @@ func (s *service) registerJob(c *call) error {
 				c.fail(err)
 				return
 			}
-			first := s.sched.Nodes()[0]
+			first := s.book.Nodes()[0]
 			c.replyStored(map[string]any{"job_id": j.id, "node_id": first.NodeID, "node_ip": first.Address, "node": first.Name})
 		})
 	})
@@ -79,14 +76,14 @@ func jobID(n int) string {
 func (s *service) awaitNode() error {
 	ctx, cancel := context.WithTimeout(s.ctx, nodeLimit)
 	defer cancel()
-	return bus.Retry(ctx, bus.Backoff{First: 20 * time.Millisecond, Most: refreshEvery}, func() error {
-		err, known := s.refresh(), 0
-		s.do(func() { known = len(s.sched.Nodes()) })
-		switch {
-		case known > 0:
+	return bus.Retry(ctx, bus.Backoff{First: 20 * time.Millisecond, Most: pollEvery}, func() error {
+		known := 0
+		s.do(func() {
+			s.takeNodes()
+			known = len(s.book.Nodes())
+		})
+		if known > 0 {
 			return nil
-		case err != nil:
-			return err
 		}
 		return bus.Errorf(bus.CodeUnavailable, "the head has no node")
 	})
@@ -152,7 +149,7 @@ func (s *service) endJobAsked(c *call) error {
 // isEnding reports whether processes of a job are being ended on nodes that live: those of a dead node are not waited for.
 func (s *service) isEnding(j *job) bool {
 	for node := range j.ending {
-		if s.sched.Alive(node) {
+		if s.book.Alive(node) {
 			return true
 		}
 	}

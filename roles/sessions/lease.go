@@ -3,15 +3,16 @@ package sessions
 import (
 	"crypto/rand"
 	"encoding/hex"
+	"fmt"
 	"runtime"
 	"slices"
-	"strings"
 	"time"
 
+	"troupe/bus"
 	"troupe/bus/wire"
 	"troupe/dispatch"
 	"troupe/roles"
-	"troupe/roles/sessions/scheduler"
+	"troupe/roles/sessions/book"
 )
 
 const (
@@ -31,6 +32,7 @@ type worker struct {
 	lease         string         // empty: it has no work
 	lessee        string         // the process that has the lease
 	granted       map[string]any // the answer to the request of the lease
+	devices       bool           // its lease is a reservation with devices: it runs the tasks of one
 	spent         bool           // it runs no more tasks
 	retiring      bool
 	dead          bool
@@ -51,6 +53,9 @@ func (s *service) leaseAsked(c *call) error {
 	if err := c.args.read(&id, &jobID, &demand, &strategyRaw, &env); err != nil {
 		return err
 	}
+	if err := bus.CheckName("lease", id); err != nil {
+		return err
+	}
 	if s.leaseRepeated(id, c) {
 		return nil
 	}
@@ -67,14 +72,14 @@ func (s *service) leaseAsked(c *call) error {
 	env = slices.Clone(env)
 	q := &leaseRequest{c}
 	s.asking[id] = q
-	s.request(id, demand, strategy, func(g grant) {
+	s.request(book.Request{Key: id, Demand: demand, Strategy: strategy, Holder: s.holder(jobID, "tasks", "")}, func(g grant) {
 		switch {
 		case g.refused != nil && g.refused == withdrawn:
 			s.answerLease(id, q, map[string]any{"cancelled": true})
 		case g.refused != nil:
 			s.answerLease(id, q, map[string]any{"error": g.refused.Text, "unschedulable": causeOf(g.refused)})
 		default:
-			s.lease(q, id, jobID, env, g.allocation)
+			s.lease(q, id, jobID, env, demand, g.allocation)
 		}
 	})
 	return nil
@@ -116,8 +121,8 @@ func (s *service) endLeasesOf(process string) {
 }
 
 // lease gives a lease a process without work, or a new one.
-func (s *service) lease(q *leaseRequest, id, jobID string, env wire.Raw, at scheduler.Allocation) {
-	key := jobID + poolKey(env, at)
+func (s *service) lease(q *leaseRequest, id, jobID string, env wire.Raw, demand map[string]float64, at book.Allocation) {
+	key := jobID + poolKey(env, demand, at)
 	answer := func(w *worker) {
 		w.lease, w.lessee = id, q.c.caller
 		w.granted = map[string]any{"role": w.role, "devices": at.Devices, "node_id": at.NodeID, "group": at.Group, "bundle": at.Bundle}
@@ -134,12 +139,15 @@ func (s *service) lease(q *leaseRequest, id, jobID string, env wire.Raw, at sche
 		answer(found)
 		return
 	}
-	w := &worker{id: newWorkerID(), key: key, job: jobID, node: at.NodeID, lease: id, lessee: q.c.caller}
+	w := &worker{id: newWorkerID(), key: key, job: jobID, node: at.NodeID, lease: id, lessee: q.c.caller, devices: at.Record.Token != 0}
 	w.role = "worker-" + w.id
 	s.workers[w.id] = w
 	s.background(func() {
 		assigned := map[string]any{"kind": "task", "groups": map[string]any{}, "worker_id": w.id, "placement": nil}
 		plan, err := s.plan(jobID, env, at, map[string][]string{}, assigned)
+		if err == nil {
+			plan.standby = book.StandbyOf(demand)
+		}
 		var cl *roles.Cluster
 		if err == nil {
 			cl, err = s.createRole(w.role, plan)
@@ -170,22 +178,16 @@ func newWorkerID() string {
 	return hex.EncodeToString(b)
 }
 
-// poolKey is the same for tasks that may run in one process, one after the other. A process with devices runs no tasks without.
-func poolKey(env wire.Raw, at scheduler.Allocation) string {
-	var devices []string
-	for name, ids := range at.Devices {
-		if len(ids) > 0 {
-			devices = append(devices, name)
-		}
-	}
-	slices.Sort(devices)
+// poolKey is the same for tasks that may run in one process, one after the other: they need the same, so that it is known what the lease
+// of a process may hold.
+func poolKey(env wire.Raw, demand map[string]float64, at book.Allocation) string {
 	var value any
 	_ = (arguments{env}).read(&value)
 	canonical, err := wire.Marshal(value)
 	if err != nil {
 		canonical = env
 	}
-	return "|" + at.NodeID + "|" + strings.Join(devices, ",") + "|" + string(canonical)
+	return fmt.Sprintf("|%s|%v|%s", at.NodeID, demand, canonical) // keys of a map are printed in their order
 }
 
 func (s *service) watchWorker(w *worker) {
@@ -205,16 +207,24 @@ func (s *service) endWorker(w *worker) {
 	}
 	w.dead = true
 	delete(s.workers, w.id)
+	release := func() {}
 	if s.leases[w.lease] == w {
 		delete(s.leases, w.lease)
-		s.release(w.lease)
+		release = func() { s.release(w.lease) }
+	}
+	if p := w.process; p == nil || !w.devices {
+		release()
+		release = func() {}
 	}
 	s.endProcess(w.role)
 	if p := w.process; p != nil {
 		done := s.processEnding(w.job, w.node)
 		s.background(func() {
 			s.destroy(p, false)
-			s.do(done)
+			s.do(func() {
+				release() // devices are free when their process has ended
+				done()
+			})
 		})
 	}
 }
@@ -225,7 +235,7 @@ func (s *service) cancelLease(c *call) error {
 	if err := c.args.read(&id); err != nil {
 		return err
 	}
-	if then := s.requests[id]; then != nil && s.sched.Withdraw(id) {
+	if then := s.requests[id]; then != nil && s.book.Withdraw(id) {
 		delete(s.requests, id)
 		then(grant{refused: withdrawn})
 	}
@@ -242,7 +252,7 @@ func (s *service) endLease(c *call) error {
 	}
 	if w := s.leases[id]; w != nil {
 		delete(s.leases, id)
-		w.lease, w.lessee, w.granted, w.idleSince, w.spent = "", "", nil, time.Now(), w.spent || spent
+		w.lease, w.lessee, w.granted, w.idleSince, w.spent = "", "", nil, time.Now(), w.spent || spent || w.devices
 		s.release(id)
 		if w.spent && w.process != nil { // otherwise the reaper does when it runs
 			s.retire(w)
@@ -253,10 +263,10 @@ func (s *service) endLease(c *call) error {
 }
 
 func (s *service) suspendLease(c *call) error {
-	return s.onLease(c, func(id string) { s.decided(s.sched.Suspend(id), "") })
+	return s.onLease(c, s.book.Suspend)
 }
 
-func (s *service) resumeLease(c *call) error { return s.onLease(c, s.sched.Resume) }
+func (s *service) resumeLease(c *call) error { return s.onLease(c, s.book.Resume) }
 
 func (s *service) onLease(c *call, do func(id string)) error {
 	var id string

@@ -59,10 +59,13 @@ func (s *service) placementAsked(c *call) error {
 	case "group_named": // name, namespace → id
 		return s.groupNamed(c)
 	case "nodes": // → rows
-		c.reply(s.sched.Nodes())
+		c.reply(s.book.Nodes())
 		return nil
 	case "waiting": // → demands
-		c.reply(s.sched.Waiting())
+		c.reply(s.book.Waiting())
+		return nil
+	case "needs": // → of the calling process: whether something waits, and the demands that no node could hold
+		c.reply(s.needsOf(c.caller))
 		return nil
 	}
 	return bus.Errorf(bus.CodeNotFound, "the control service has no method placement.%s", method)

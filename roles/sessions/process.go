@@ -13,8 +13,9 @@ import (
 	"troupe/dispatch"
 	"troupe/nodes"
 	"troupe/placement"
+	"troupe/placement/planner"
 	"troupe/roles"
-	"troupe/roles/sessions/scheduler"
+	"troupe/roles/sessions/book"
 )
 
 const (
@@ -36,20 +37,22 @@ type processPlan struct {
 	job       *jobSpec
 	jobID     string
 	env       environment
-	node      string // name
+	node      string           // name
+	reserved  placement.Record // for it; zero: nothing but its leases
+	standby   planner.Standby  // what its leases may hold
 	variables map[string]string
 	fields    map[string]any // what the process is told of itself
 }
 
 // plan describes a process for an actor or for tasks, on the node of the allocation. assigned is what the process is told of its purpose.
-func (s *service) plan(jobID string, env wire.Raw, at scheduler.Allocation, devices map[string][]string, assigned map[string]any) (*processPlan, error) {
+func (s *service) plan(jobID string, env wire.Raw, at book.Allocation, devices map[string][]string, assigned map[string]any) (*processPlan, error) {
 	p := &processPlan{jobID: jobID, node: at.Node}
 	if err := (arguments{env}).read(&p.env); err != nil {
 		return nil, err
 	}
 	var j *job
 	address := ""
-	s.do(func() { j, address = s.jobs[jobID], s.sched.Address(at.NodeID) })
+	s.do(func() { j, address = s.jobs[jobID], s.book.Address(at.NodeID) })
 	if j == nil {
 		return nil, bus.Errorf(bus.CodeNotFound, "the job %s has ended", jobID)
 	}
@@ -73,7 +76,11 @@ func (s *service) createRole(name string, plans ...*processPlan) (*roles.Cluster
 	for i, p := range plans {
 		fields[i] = p.fields
 		run.RankEnv = append(run.RankEnv, p.variables)
-		run.Needs.Bundles = append(run.Needs.Bundles, placement.Bundle{Node: p.node})
+		if p.reserved.ID != "" {
+			run.Reserved = append(run.Reserved, p.reserved)
+		} else {
+			run.Needs.Bundles, run.Needs.Standby = append(run.Needs.Bundles, placement.Bundle{Node: p.node}), p.standby
+		}
 	}
 	if len(plans) == 1 {
 		run.Env, run.RankEnv = first.variables, nil
@@ -81,10 +88,16 @@ func (s *service) createRole(name string, plans ...*processPlan) (*roles.Cluster
 		run.Policy = roles.Ignore
 	}
 	ray := map[string]any{"ranks": fields, "job_id": first.jobID, "job_process": job.Process, "troupe_ray": job.TroupeRay, "address": job.Address, "job_namespace": job.Namespace}
-	return s.rt.Create(s.ctx, roles.Spec{
+	cl, err := s.rt.Create(s.ctx, roles.Spec{
 		Name: name, Class: processClass, World: len(plans), QueueLimit: pendingMost, Detached: true, StartTimeout: processStart, Process: run,
 		Config: map[string]any{"ray": ray, "driver": job.Session, "pickle": true, "sys_path": job.SysPath, "python": job.Python, "troupe": job.Package, "shipped": false},
 	})
+	if err != nil { // the role may have ended before it took the reservations over
+		for _, rec := range run.Reserved {
+			s.desk.Release(rec.ID, rec.Token)
+		}
+	}
+	return cl, err
 }
 
 // variables is the environment of a process. Like Ray, it leaves the visible devices of a process without GPUs as the driver has them,
@@ -213,7 +226,7 @@ func (s *service) endRequests(process string) {
 	delete(s.processes, process)
 	delete(s.turns, process)
 	s.endCreator(process)
-	s.decided(s.sched.EndOwner(process), reasonGroupRemoved)
+	s.book.EndOwner(process)
 	s.forgetGangs(process)
 	s.endLeasesOf(process)
 	s.endCallsLater(process)

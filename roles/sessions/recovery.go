@@ -11,8 +11,9 @@ import (
 	"troupe/bus"
 	"troupe/bus/wire"
 	"troupe/dispatch"
+	"troupe/placement"
 	"troupe/roles/registry"
-	"troupe/roles/sessions/scheduler"
+	"troupe/roles/sessions/book"
 )
 
 const (
@@ -32,6 +33,7 @@ func (s *service) recover(ctx context.Context) error {
 	}
 	running = slices.DeleteFunc(running, func(r registry.RoleRecord) bool { return r.Class != processClass || !r.Process })
 	if len(found) == 0 && len(running) == 0 {
+		s.do(s.book.Continue)
 		return nil
 	}
 	s.do(func() {
@@ -58,7 +60,7 @@ func (s *service) restore(found map[string][]byte) {
 	}
 	if _, there := found[metaKey]; there {
 		decode(metaKey, &s.meta)
-		s.sched.SetNodes(s.meta.Nodes)
+		s.book.RestoreNodes(s.meta.Nodes)
 	}
 	var actors []actorRecord
 	var ids []string
@@ -75,7 +77,7 @@ func (s *service) restore(found map[string][]byte) {
 			if decode(key, &rec) {
 				times := rec.Times
 				s.groups[id] = &times
-				s.sched.RestoreGroup(scheduler.GroupInfo(rec.Info), scheduler.GroupState(rec.State), rec.Placed, rec.Devices)
+				s.book.RestoreGroup(rec.Info, book.GroupState(rec.State), rec.Parts)
 			}
 		case "actor":
 			var rec actorRecord
@@ -107,7 +109,7 @@ func (s *service) restoreJob(id string, rec jobRecord) {
 func (s *service) restoreActor(id string, rec actorRecord) {
 	a := s.newActor(id, rec.Spec)
 	a.role, a.restarted, a.pid, a.state = rec.Role, rec.Restarted, rec.PID, rec.State
-	a.at = scheduler.Allocation{Key: id, Node: rec.Node, NodeID: rec.NodeID, Group: rec.Group, Bundle: rec.Bundle, Devices: rec.Devices}
+	a.at = book.Allocation{Key: id, Node: rec.Node, NodeID: rec.NodeID, Group: rec.Group, Bundle: rec.Bundle, Devices: rec.Devices}
 	if name := a.spec.name(); name != "" {
 		s.names[actorName{a.spec.Namespace, name}] = id
 	}
@@ -118,7 +120,8 @@ func (s *service) restoreActor(id string, rec actorRecord) {
 		return
 	}
 	s.processes[a.role] = a.spec.Job
-	if !s.sched.Restore(id, a.spec.Demand, rec.NodeID, rec.Group, rec.Bundle, rec.Devices) {
+	a.at.Record = s.reservationOf(a.role)
+	if !s.book.Restore(s.requestOf(a), a.at) {
 		s.later(func() { s.do(func() { s.processLost(a, a.role, reasonNodeDied) }) })
 		return
 	}
@@ -127,6 +130,17 @@ func (s *service) restoreActor(id string, rec actorRecord) {
 	}
 	process := a.role
 	s.background(func() { s.adopt(a, process, alive) })
+}
+
+// reservationOf is the reservation of a process of an earlier service: its id and token.
+func (s *service) reservationOf(process string) (rec placement.Record) {
+	role, rank := roleOf(process)
+	if held := s.running[role]; max(rank, 0) < len(held.Placements) {
+		if i := held.Placements[max(rank, 0)].Reservation; i < len(held.Reservations) {
+			rec.ID, rec.Token = held.Reservations[i].ID, held.Reservations[i].Token
+		}
+	}
+	return rec
 }
 
 // openFunc attaches to a role of several actors, once.
@@ -217,7 +231,7 @@ func (s *service) adoptStarting(a *actor, role string, p *process) {
 			s.destroy(p, false)
 			return
 		}
-		_ = bus.Sleep(s.ctx, refreshEvery) // the end is seen above
+		_ = bus.Sleep(s.ctx, pollEvery) // the end is seen above
 	}
 }
 
@@ -271,11 +285,13 @@ func (s *service) adoptProcesses() {
 			s.endUnknown(rec)
 		}
 	}
-	if len(s.unclaimed) > 0 {
-		s.sched.Pause()
+	if len(s.unclaimed) == 0 {
+		s.later(func() { s.do(s.book.Continue) })
+	} else {
+		s.book.Pause()
 		s.background(func() {
 			_ = bus.Sleep(s.ctx, leaseGrace) // at the end of the service nothing is granted
-			s.do(func() { s.decided(s.sched.Continue(), "") })
+			s.do(s.book.Continue)
 		})
 	}
 }
@@ -283,7 +299,7 @@ func (s *service) adoptProcesses() {
 // claimed ends the pause of the scheduler when every lease is known.
 func (s *service) claimed() {
 	if len(s.unclaimed) == 0 {
-		s.decided(s.sched.Continue(), "")
+		s.book.Continue()
 	}
 }
 
@@ -315,7 +331,8 @@ func (s *service) claim(l claimedLease, lessee string) {
 	w.granted = map[string]any{"role": l.Role, "devices": l.Devices, "node_id": l.NodeID, "group": l.Group, "bundle": l.Bundle}
 	s.workers[w.id], s.leases[l.ID] = w, w
 	s.processes[w.role] = l.Job
-	s.sched.Restore(l.ID, l.Demand, l.NodeID, l.Group, l.Bundle, l.Devices)
+	s.book.RestoreLease(book.Request{Key: l.ID, Demand: l.Demand, Holder: s.holder(l.Job, "tasks", "")},
+		book.Allocation{Node: s.book.NodeName(l.NodeID), NodeID: l.NodeID, Group: l.Group, Bundle: l.Bundle, Devices: l.Devices})
 	s.claimed()
 	s.background(func() {
 		p, err := s.openProcess(l.Role)
@@ -354,6 +371,13 @@ func (s *service) endGrace() {
 		}
 		clear(s.unclaimed)
 		s.claimed()
+		used := map[string]bool{}
+		for _, rec := range s.running {
+			for _, held := range rec.Reservations {
+				used[held.ID] = true
+			}
+		}
+		s.book.ReleaseUnknown(used)
 		s.forgetGangs("")
 	})
 }

@@ -1,39 +1,42 @@
 package sessions
 
 import (
-	"context"
-	"maps"
-	"math"
 	"slices"
 	"time"
 
-	"troupe/placement"
-	"troupe/roles/sessions/scheduler"
+	"troupe/roles/sessions/book"
 )
 
 const (
-	refreshEvery   = 500 * time.Millisecond // between two looks at the nodes
-	refreshTimeout = 10 * time.Second
-	returnGrace    = 15 * time.Second // for the nodes of an earlier service to return
-	ipLabel        = "ray-node-ip"
+	pollEvery   = 500 * time.Millisecond // of what has no event
+	returnGrace = 15 * time.Second       // for the nodes of an earlier service to return
 )
 
-var withdrawn = &scheduler.RefusedError{Text: "the request was withdrawn"}
+var withdrawn = &book.RefusedError{Text: "the request was withdrawn"}
 
-// request asks the scheduler for resources; then is called with the decision.
-func (s *service) request(key string, demand map[string]float64, strategy scheduler.Strategy, then func(grant)) {
-	s.requests[key] = then
-	s.decided(s.sched.Request(key, demand, strategy), "")
+// holder describes who holds resources, for those that wait for them.
+func (s *service) holder(job, what, name string) string {
+	text := "ray job " + job + ": " + what
+	if name != "" {
+		text += " " + name
+	}
+	return text
+}
+
+// request asks for resources; then is called with the decision.
+func (s *service) request(r book.Request, then func(grant)) {
+	s.requests[r.Key] = then
+	s.book.Request(r)
 }
 
 // release gives back what a key holds, or withdraws its request.
 func (s *service) release(key string) {
 	delete(s.requests, key)
-	s.decided(s.sched.Release(key), "")
+	s.book.Release(key)
 }
 
-// decided carries out decisions. reason is why what was evicted ends.
-func (s *service) decided(d scheduler.Decisions, reason string) {
+// decided carries out decisions. nodeDied: what was evicted ran on a node that is gone.
+func (s *service) decided(d book.Decisions, nodeDied bool) {
 	for _, a := range d.Granted {
 		if then := s.requests[a.Key]; then != nil {
 			delete(s.requests, a.Key)
@@ -51,9 +54,42 @@ func (s *service) decided(d scheduler.Decisions, reason string) {
 	for _, id := range slices.Concat(d.Created, d.Removed) {
 		s.groupChanged(id)
 	}
+	reason := reasonGroupRemoved
+	if nodeDied {
+		reason = reasonNodeDied
+	}
 	for _, key := range d.Evicted {
 		s.evict(key, reason)
 	}
+}
+
+// needsOf says whether requests and groups of a process wait, and which of their demands no node could hold.
+func (s *service) needsOf(process string) map[string]any {
+	waits, infeasible := false, []map[string]float64{}
+	for _, need := range s.book.Needs() {
+		if s.ownerOf(need.Key) != process {
+			continue
+		}
+		waits = true
+		if !need.Feasible {
+			infeasible = append(infeasible, need.Demand)
+		}
+	}
+	return map[string]any{"waits": waits, "infeasible": infeasible}
+}
+
+// ownerOf is the process that asked for the resources of a key, or created the group of that id; empty: it is not known.
+func (s *service) ownerOf(key string) string {
+	if q := s.asking[key]; q != nil {
+		return q.c.caller
+	}
+	if a := s.actors[key]; a != nil {
+		return a.spec.Owner
+	}
+	if g := s.book.Group(key); g != nil {
+		return g.Owner
+	}
+	return ""
 }
 
 // evict ends the actor or the lease whose resources are gone.
@@ -75,119 +111,21 @@ func (s *service) evict(key, reason string) {
 	}
 }
 
-// refreshLoop looks at the nodes now and then.
-func (s *service) refreshLoop() {
-	tick := time.NewTicker(refreshEvery)
-	defer tick.Stop()
-	for {
-		if err := s.refresh(); err != nil && s.ctx.Err() == nil {
-			s.log.Debug("sessions: the nodes are not known", "error", err) // the next look may find them
-		}
-		select {
-		case <-s.ctx.Done():
-			return
-		case <-tick.C:
-		}
-	}
-}
-
-// refresh takes over the nodes that the head knows.
-func (s *service) refresh() error {
-	ctx, cancel := context.WithTimeout(s.ctx, refreshTimeout)
-	defer cancel()
-	rows, err := s.placement.Nodes(ctx)
-	if err != nil {
-		return err
-	}
-	s.do(func() { s.takeNodes(rows) })
-	return nil
-}
-
-func (s *service) takeNodes(rows []placement.NodeStatus) {
-	rows = slices.DeleteFunc(rows, func(n placement.NodeStatus) bool { return n.Rank < 0 || n.State == placement.NodeLost })
-	slices.SortFunc(rows, func(a, b placement.NodeStatus) int { return a.Rank - b.Rank })
-	known := s.sched.Nodes()
-	if len(rows) == 0 {
-		return // a head that has just returned knows none yet
-	}
-	first := rows[0].Report.Node
-	if len(known) > 0 {
-		first = known[0].Name
-	}
-	var found []scheduler.NodeInfo
-	there := map[string]bool{}
-	for _, n := range rows {
-		info := s.nodeInfo(n, n.Report.Node == first)
-		there[info.Name] = true
-		found = append(found, info)
-	}
-	if s.restored && time.Since(s.began) < returnGrace { // agents of an earlier head return one after the other
-		for _, info := range s.meta.Nodes {
-			if !there[info.Name] {
-				found = append(found, info)
-			}
-		}
-	}
-	if !sameNodes(s.meta.Nodes, found) {
-		s.meta.Nodes = found
+// takeNodes takes over the nodes that the head knows.
+func (s *service) takeNodes() {
+	known := s.book.Known()
+	s.book.SetNodes(s.meta.Address, s.restored && time.Since(s.began) < returnGrace) // agents of an earlier head return one after the other
+	if now := s.book.Known(); !slices.Equal(known, now) {
+		s.meta.Nodes = now
 		s.store.dirty(metaKey)
 	}
-	s.decided(s.sched.SetNodes(found), reasonNodeDied)
 	for _, j := range s.jobs {
 		s.tellEnded(j) // a node may have died
 	}
 }
 
-func sameNodes(a, b []scheduler.NodeInfo) bool {
-	return slices.EqualFunc(a, b, func(x, y scheduler.NodeInfo) bool {
-		return x.Name == y.Name && x.Address == y.Address && maps.Equal(x.Total, y.Total)
-	})
-}
-
-// nodeInfo is a node with its totals: what was found, then what the node declares, then for the head's node what the first driver
-// pretends.
-func (s *service) nodeInfo(n placement.NodeStatus, head bool) scheduler.NodeInfo {
-	address := n.Report.Labels[ipLabel]
-	if address == "" {
-		address = s.meta.Address
-	}
-	if address == "" {
-		address = "127.0.0.1"
-	}
-	total := map[string]float64{"CPU": float64(n.Report.CPUs), "GPU": float64(len(n.Report.Devices)), "memory": float64(n.Report.Memory)}
-	for name, amount := range n.Report.Resources {
-		total[name] = float64(amount) / 1000
-	}
-	if head {
-		for name, amount := range s.meta.Declared {
-			total[name] = amount
-		}
-	}
-	if _, declared := total["object_store_memory"]; !declared {
-		total["object_store_memory"] = math.Trunc(total["memory"] * 0.3)
-	}
-	total["node:"+address] = 1
-	if head {
-		total["node:__internal_head__"] = 1
-	}
-	for name, amount := range total {
-		if amount == 0 {
-			delete(total, name)
-		}
-	}
-	return scheduler.NodeInfo{Name: n.Report.Node, Address: address, Total: total}
-}
-
 func (s *service) refreshAsked(c *call) error {
-	s.background(func() {
-		err := s.refresh()
-		s.do(func() {
-			if err != nil {
-				c.fail(err)
-			} else {
-				c.reply(nil)
-			}
-		})
-	})
+	s.takeNodes()
+	c.reply(nil)
 	return nil
 }

@@ -12,7 +12,7 @@ import (
 	"troupe/placement"
 	"troupe/roles"
 	"troupe/roles/registry"
-	"troupe/roles/sessions/scheduler"
+	"troupe/roles/sessions/book"
 )
 
 const (
@@ -28,7 +28,7 @@ const (
 type service struct {
 	namespace string
 	rt        *roles.Runtime
-	placement *placement.Client
+	desk      *placement.Desk
 	log       *slog.Logger
 	store     *store
 	began     time.Time
@@ -40,7 +40,7 @@ type service struct {
 	mu    sync.Mutex // guards what follows; see do
 	after []func()   // what is done once mu is free
 
-	sched     *scheduler.Scheduler
+	book      *book.Book
 	meta      metaRecord
 	jobs      map[string]*job
 	actors    map[string]*actor
@@ -50,7 +50,7 @@ type service struct {
 	workers   map[string]*worker             // by id
 	leases    map[string]*worker             // by lease
 	asking    map[string]*leaseRequest       // by lease: requests that are not answered
-	requests  map[string]func(grant)         // by key of the scheduler: what a decision is for
+	requests  map[string]func(grant)         // by key of the book: what a decision is for
 	processes map[string]string              // by process the job
 	turns     map[string]*turns              // by caller
 	calls     map[*call]bool                 // that are not answered
@@ -69,10 +69,10 @@ type service struct {
 	unneeded  bool                           // it ends, because it had nothing to do for long
 }
 
-// grant is what the scheduler has decided of a request.
+// grant is what has become of a request.
 type grant struct {
-	allocation scheduler.Allocation
-	refused    *scheduler.RefusedError
+	allocation book.Allocation
+	refused    *book.RefusedError
 }
 
 // run serves a namespace until ctx ends, or it has had nothing to do for long (nil). It calls ready with the handle of the role that
@@ -83,14 +83,9 @@ func run(ctx context.Context, cfg Config, namespace string, st *store, ready fun
 		return err
 	}
 	defer func() { _ = conn.Close() }() // everything on it has ended
-	client, err := placement.NewClient(conn, "")
-	if err != nil {
-		return err
-	}
-	defer client.Close()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	s := newService(ctx, namespace, client, cfg.Logger, st)
+	s := newService(ctx, namespace, cfg.Desk, cfg.Logger, st)
 	s.end, s.idle = cancel, cfg.Idle
 	class := &actors.Class{
 		Name: serviceClass, Methods: []actors.MethodInfo{{Name: "ask", Lane: actors.Concurrent(pendingMost)}},
@@ -112,7 +107,6 @@ func run(ctx context.Context, cfg Config, namespace string, st *store, ready fun
 	if err != nil {
 		return err
 	}
-	s.spawn(s.refreshLoop)
 	s.spawn(s.reapLoop)
 	s.spawn(func() {
 		if err := s.store.run(ctx, s); err != nil {
@@ -120,6 +114,7 @@ func run(ctx context.Context, cfg Config, namespace string, st *store, ready fun
 			s.end()
 		}
 	})
+	defer cfg.Desk.WatchNodes(func() { s.do(s.takeNodes) })()
 	ready(handle)
 	<-ctx.Done()
 	ready(nil) // clients wait for the next service from now on
@@ -139,7 +134,7 @@ func (s *service) why() error {
 // endIfIdle ends a service that has had neither jobs nor groups for long. It runs with the lock.
 func (s *service) endIfIdle(now time.Time) {
 	switch {
-	case len(s.jobs) > 0 || len(s.workers) > 0 || s.isRecovering() || s.sched.HasGroups():
+	case len(s.jobs) > 0 || len(s.workers) > 0 || s.isRecovering() || s.book.HasGroups():
 		s.idleSince = time.Time{}
 	case s.idleSince.IsZero():
 		s.idleSince = now
@@ -149,13 +144,14 @@ func (s *service) endIfIdle(now time.Time) {
 	}
 }
 
-func newService(ctx context.Context, namespace string, client *placement.Client, log *slog.Logger, st *store) *service {
+func newService(ctx context.Context, namespace string, desk *placement.Desk, log *slog.Logger, st *store) *service {
 	s := &service{
-		namespace: namespace, placement: client, log: log, store: st, ctx: ctx, began: time.Now(), sched: scheduler.New(),
+		namespace: namespace, desk: desk, log: log, store: st, ctx: ctx, began: time.Now(),
 		jobs: map[string]*job{}, actors: map[string]*actor{}, names: map[actorName]string{}, expected: map[string]*expectation{},
 		workers: map[string]*worker{}, leases: map[string]*worker{}, asking: map[string]*leaseRequest{}, requests: map[string]func(grant){}, processes: map[string]string{},
 		turns: map[string]*turns{}, calls: map[*call]bool{}, groups: map[string]*groupTimes{}, forming: map[string]*actorGroup{}, awaiting: map[string][]*waiter{}, unclaimed: map[string]bool{}, adopted: map[string]openFunc{},
 	}
+	s.book = book.New(book.Config{Desk: desk, Namespace: namespace, Locked: s.do, Decided: s.decided})
 	s.methods = s.table()
 	return s
 }
@@ -181,6 +177,7 @@ func (s *service) close() {
 	if err := s.store.last(ctx, s); err != nil {
 		s.log.Warn("sessions: the last changes are not stored", "namespace", s.namespace, "error", err)
 	}
+	s.desk.Forget(s.namespace)
 	_ = s.rt.Close(ctx) // the role of the service ends with its lease otherwise
 }
 

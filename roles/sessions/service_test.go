@@ -1,6 +1,7 @@
 package sessions_test
 
 import (
+	"reflect"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -75,6 +76,15 @@ func TestResourcesAreWaitedFor(t *testing.T) {
 	d.create("a2", "", both)
 	require.Equal(t, "PENDING_CREATION", d.ask("actor_state", "a2"))
 	require.Equal(t, []any{map[string]any{"CPU": 2.0}}, d.ask("placement", "waiting"))
+	require.Equal(t, map[string]any{"waits": true, "infeasible": []any{}}, d.ask("placement", "needs"))
+	none := d.begin("lease", "l0", d.job, map[string]float64{"licence": 1}, nil, map[string]any{})
+	eventually(t, "no node has a licence", func() bool {
+		infeasible := d.ask("placement", "needs").(map[string]any)["infeasible"]
+		return reflect.DeepEqual(infeasible, []any{map[string]any{"licence": 1.0}})
+	})
+	require.Equal(t, map[string]any{"waits": false, "infeasible": []any{}}, h.driver("driver-b").ask("placement", "needs"), "of others")
+	d.ask("cancel_lease", "l0")
+	require.Equal(t, map[string]any{"cancelled": true}, d.await(none))
 
 	one := map[string]float64{"CPU": 1}
 	lease := d.begin("lease", "l1", d.job, one, nil, map[string]any{})
@@ -93,7 +103,7 @@ func TestResourcesAreWaitedFor(t *testing.T) {
 	d.ask("end_lease", "l1")
 	d.ask("end_lease", "l3")
 	reused := d.ask("lease", "l4", d.job, one, nil, map[string]any{}).(map[string]any)
-	require.Equal(t, other["role"], reused["role"], "the process that worked last")
+	require.Equal(t, first["role"], reused["role"], "the process of tasks that need the same")
 
 	gone := map[string]any{"kind": "node", "node_id": "00", "soft": false}
 	refused := d.ask("lease", "l5", d.job, one, gone, map[string]any{}).(map[string]any)
@@ -180,12 +190,12 @@ func TestADriverThatEndsTakesItsActorsAlong(t *testing.T) {
 	require.NotNil(t, second.ask("named_actor", "space", "kept"), "a detached actor lives on")
 }
 
-func TestPretendedDevicesAreStored(t *testing.T) {
+func TestIndicesOfDeclaredDevicesAreStored(t *testing.T) {
 	t.Parallel()
 	h := startHead(t)
 	stop := h.serve()
 	d := h.driver("driver-a")
-	all := map[string]float64{"NPU": 3} // the node has none
+	all := map[string]float64{"NPU": 3}
 	require.Empty(t, d.ask("placement", "create_group", "g1", "group", "space", d.name, false, []map[string]float64{all}, "PACK", ""))
 	require.Equal(t, "CREATED", d.ask("placement", "wait_group", "g1", 10.0))
 	stop()

@@ -10,7 +10,7 @@ import (
 	"troupe/bus"
 	"troupe/bus/kv"
 	"troupe/bus/wire"
-	"troupe/roles/sessions/scheduler"
+	"troupe/roles/sessions/book"
 )
 
 const (
@@ -29,10 +29,10 @@ func groupKey(id string) string { return "group." + id }
 
 // metaRecord is what is not of one job, actor or group.
 type metaRecord struct {
-	Jobs     int                  `msgpack:"jobs"`     // so far
-	Declared map[string]float64   `msgpack:"declared"` // amounts that the first node pretends
-	Address  string               `msgpack:"address"`  // of nodes that say none
-	Nodes    []scheduler.NodeInfo `msgpack:"nodes"`
+	Jobs     int                `msgpack:"jobs"`     // so far
+	Declared map[string]float64 `msgpack:"declared"` // amounts that the first node pretends
+	Address  string             `msgpack:"address"`  // of nodes that say none
+	Nodes    []book.NodeInfo    `msgpack:"nodes"`
 }
 
 type jobRecord struct {
@@ -57,24 +57,10 @@ type actorRecord struct {
 }
 
 type groupRecord struct {
-	Info    groupInfo             `msgpack:"info"`
-	State   string                `msgpack:"state"`
-	Placed  []string              `msgpack:"placed"`
-	Devices []map[string][]string `msgpack:"devices"`
-	Times   groupTimes            `msgpack:"times"`
-}
-
-// groupInfo is scheduler.GroupInfo as it is stored.
-type groupInfo struct {
-	ID        string               `msgpack:"id"`
-	Name      string               `msgpack:"name"`
-	Namespace string               `msgpack:"namespace"`
-	Owner     string               `msgpack:"owner"`
-	Detached  bool                 `msgpack:"detached"`
-	Bundles   []map[string]float64 `msgpack:"bundles"`
-	Strategy  string               `msgpack:"strategy"`
-	Target    string               `msgpack:"target"`
-	Gang      scheduler.Gang       `msgpack:"gang"`
+	Info  book.GroupInfo `msgpack:"info"`
+	State string         `msgpack:"state"`
+	Parts []book.Part    `msgpack:"parts"`
+	Times groupTimes     `msgpack:"times"`
 }
 
 // store writes the state behind the service, several changes at once. The bucket keeps deletions over crashes of its server, and
@@ -250,8 +236,8 @@ func (s *service) record(key string) ([]byte, error) {
 			return wire.Marshal(a.record())
 		}
 	case "group":
-		if g := s.sched.Group(id); g != nil && (g.State != scheduler.GroupRemoved || s.gangMayGrow(g)) {
-			rec := groupRecord{Info: groupInfo(g.GroupInfo), State: string(g.State), Placed: g.Placed(), Devices: g.Devices()}
+		if g := s.book.Group(id); g != nil && (g.State != book.GroupRemoved || s.gangMayGrow(g)) {
+			rec := groupRecord{Info: g.GroupInfo, State: string(g.State), Parts: g.Parts()}
 			if t := s.groups[id]; t != nil {
 				rec.Times = *t
 			}

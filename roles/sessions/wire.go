@@ -3,27 +3,27 @@ package sessions
 import (
 	"troupe/bus"
 	"troupe/bus/wire"
-	"troupe/roles/sessions/scheduler"
+	"troupe/placement/planner"
+	"troupe/roles/sessions/book"
 )
 
 // jobSpec is a driver's program: what the processes of its actors and tasks need.
 type jobSpec struct {
-	Process        string             `msgpack:"process"` // the role that the driver serves, which ends with it
-	Session        string             `msgpack:"session"`
-	Namespace      string             `msgpack:"namespace"`
-	Resources      map[string]float64 `msgpack:"resources"` // amounts that the first node pretends, of a driver that started the head
-	Dir            string             `msgpack:"dir"`
-	Executable     string             `msgpack:"executable"`
-	Env            map[string]string  `msgpack:"env"`
-	VisibleDevices *string            `msgpack:"visible_devices"`
-	TroupeRay      string             `msgpack:"troupe_ray"`
-	SysPath        []string           `msgpack:"sys_path"`
-	Python         string             `msgpack:"python"`
-	Package        string             `msgpack:"package"`
-	Address        string             `msgpack:"address"`
-	NodeIP         string             `msgpack:"node_ip"`
-	Output         string             `msgpack:"output"` // what of the processes' output the driver receives
-	Fork           forkSettings       `msgpack:"fork"`
+	Process        string            `msgpack:"process"` // the role that the driver serves, which ends with it
+	Session        string            `msgpack:"session"`
+	Namespace      string            `msgpack:"namespace"`
+	Dir            string            `msgpack:"dir"`
+	Executable     string            `msgpack:"executable"`
+	Env            map[string]string `msgpack:"env"`
+	VisibleDevices *string           `msgpack:"visible_devices"`
+	TroupeRay      string            `msgpack:"troupe_ray"`
+	SysPath        []string          `msgpack:"sys_path"`
+	Python         string            `msgpack:"python"`
+	Package        string            `msgpack:"package"`
+	Address        string            `msgpack:"address"`
+	NodeIP         string            `msgpack:"node_ip"`
+	Output         string            `msgpack:"output"` // what of the processes' output the driver receives
+	Fork           forkSettings      `msgpack:"fork"`
 }
 
 // forkSettings are those of nodes.Program.
@@ -88,43 +88,36 @@ const (
 	causeGroupRemoved  = "group_removed"
 )
 
-func causeOf(why *scheduler.RefusedError) string {
+func causeOf(why *book.RefusedError) string {
 	if why.GroupRemoved {
 		return causeGroupRemoved
 	}
 	return causeUnschedulable
 }
 
-// strategyOf decodes a scheduling strategy: nil, "DEFAULT", "SPREAD", or a map with a kind.
-func strategyOf(raw wire.Raw) (scheduler.Strategy, error) {
+// strategyOf decodes a scheduling strategy: nil, or a map with a kind.
+func strategyOf(raw wire.Raw) (book.Strategy, error) {
 	if raw.IsNil() {
-		return scheduler.Strategy{}, nil
-	}
-	var name string
-	if wire.Unmarshal(raw, &name) == nil {
-		if name == scheduler.KindSpread {
-			return scheduler.Strategy{Kind: scheduler.KindSpread}, nil
-		}
-		return scheduler.Strategy{}, nil
+		return book.Strategy{}, nil
 	}
 	fields := struct {
-		Kind   string              `msgpack:"kind"`
-		NodeID string              `msgpack:"node_id"`
-		Soft   bool                `msgpack:"soft"`
-		ID     string              `msgpack:"id"`
-		Bundle int                 `msgpack:"bundle"`
-		Hard   map[string][]string `msgpack:"hard"`
+		Kind   string             `msgpack:"kind"`
+		NodeID string             `msgpack:"node_id"`
+		Soft   bool               `msgpack:"soft"`
+		ID     string             `msgpack:"id"`
+		Bundle int                `msgpack:"bundle"`
+		Where  []planner.Selector `msgpack:"where"`
 	}{Bundle: -1}
 	if err := wire.Unmarshal(raw, &fields); err != nil {
-		return scheduler.Strategy{}, bus.Errorf(bus.CodeInvalid, "a scheduling strategy: %w", err)
+		return book.Strategy{}, bus.Errorf(bus.CodeInvalid, "a scheduling strategy: %w", err)
 	}
-	return scheduler.Strategy{Kind: fields.Kind, NodeID: fields.NodeID, Soft: fields.Soft, Group: fields.ID, Bundle: fields.Bundle, Hard: fields.Hard}, nil
+	return book.Strategy{Kind: fields.Kind, NodeID: fields.NodeID, Soft: fields.Soft, Group: fields.ID, Bundle: fields.Bundle, Where: fields.Where}, nil
 }
 
 // checkAmounts refuses amounts of resources that would spoil the account of all others.
 func checkAmounts(all ...map[string]float64) error {
 	for _, amounts := range all {
-		if err := scheduler.CheckAmounts(amounts); err != nil {
+		if err := book.CheckAmounts(amounts); err != nil {
 			return bus.Errorf(bus.CodeInvalid, "%w", err)
 		}
 	}

@@ -47,7 +47,10 @@ func Start(cfg Config, log *slog.Logger) *Exporter {
 		cancel: cancel, doneCh: make(chan struct{}),
 	}
 	recorder.Export(e.take)
-	go e.loop(ctx)
+	go func() {
+		defer e.recover()
+		e.loop(ctx)
+	}()
 	return e
 }
 
@@ -89,14 +92,16 @@ func (e *Exporter) Stop() {
 	<-e.doneCh
 }
 
+// recover ends the export after a panic: traces are not worth a process.
+func (e *Exporter) recover() {
+	if p := recover(); p != nil {
+		recorder.Export(nil)
+		e.log.Error("the export of traces has ended with a panic", "panic", p)
+	}
+}
+
 func (e *Exporter) loop(ctx context.Context) {
 	defer close(e.doneCh)
-	defer func() {
-		if p := recover(); p != nil { // traces are not worth a process
-			recorder.Export(nil)
-			e.log.Error("the export of traces has ended with a panic", "panic", p)
-		}
-	}()
 	tick := time.NewTicker(e.cfg.Every)
 	defer tick.Stop()
 	broken := false

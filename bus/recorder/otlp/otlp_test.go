@@ -88,7 +88,7 @@ func TestCollectorThatFails(t *testing.T) {
 	defer server.Close()
 	e := Start(Config{Traces: server.URL, Headers: map[string]string{"tenant": "a"}, Every: time.Hour}, slog.New(slog.DiscardHandler))
 	defer e.Stop()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	e.take(recorder.Record{Kind: recorder.Span, Name: "load", Trace: recorder.Trace{}.Child()})
 	e.take(recorder.Record{Kind: recorder.Span, Name: "not sampled"})

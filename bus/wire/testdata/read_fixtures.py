@@ -177,7 +177,12 @@ def read_frame(message: bytes, words: dict) -> tuple[dict, dict]:
     assert bool(inner) == (frame.kind in inside), "nothing inside"
     assert all(f.kind == inside[frame.kind] for f in inner), "something else inside"
     got = {"major": frame.major, "kind": frame.kind, "envelope": describe(frame.envelope), "body": frame.body.hex()}
-    want = {"major": words["major"], "kind": words["kind"], "envelope": expected(words["envelope"], b""), "body": words.get("body", "")}
+    want = {
+        "major": words["major"],
+        "kind": words["kind"],
+        "envelope": expected(words["envelope"], b""),
+        "body": words.get("body", ""),
+    }
     return got, want
 
 

@@ -3,6 +3,7 @@ package dashboard
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -27,12 +28,13 @@ type Events struct {
 
 	mu   sync.Mutex
 	list []nodes.Event // oldest first
+	lost nodes.LostNodes
 }
 
 // FollowEvents reads the stored events and those to come until Close.
 func FollowEvents(b *bus.Bus, log *slog.Logger) *Events {
 	ctx, cancel := context.WithCancel(context.Background())
-	e := &Events{cancel: cancel, doneCh: make(chan struct{})}
+	e := &Events{cancel: cancel, doneCh: make(chan struct{}), lost: nodes.LostNodes{}}
 	go e.run(ctx, b, log)
 	return e
 }
@@ -69,9 +71,18 @@ func (e *Events) add(ev nodes.Event) {
 	if slices.ContainsFunc(e.list[max(0, len(e.list)-16):], func(o nodes.Event) bool { return o.At.Equal(ev.At) && o.String() == ev.String() }) {
 		return // read again after an interruption
 	}
+	e.lost.Apply(ev)
 	if e.list = append(e.list, ev); len(e.list) > maxEvents {
 		e.list = slices.Delete(e.list, 0, len(e.list)-maxEvents)
 	}
+}
+
+// Lost are the nodes that were lost in the last day and have not returned, by name.
+func (e *Events) Lost(now time.Time) []string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.lost.Expire(now)
+	return slices.Sorted(maps.Keys(e.lost))
 }
 
 // Find returns the newest events that contain every word of a query, newest first.

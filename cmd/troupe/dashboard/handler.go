@@ -9,7 +9,9 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"net"
 	"net/http"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -50,7 +52,6 @@ func Handler(cfg Config) http.Handler {
 	}
 	page := http.NewServeMux()
 	page.Handle("GET /", http.FileServerFS(files))
-	page.Handle("GET /metrics", cfg.Metrics)
 	page.HandleFunc("GET /api/snapshot", s.snapshot)
 	page.HandleFunc("GET /api/stream", s.stream)
 	page.HandleFunc("GET /api/events", s.events)
@@ -62,7 +63,8 @@ func Handler(cfg Config) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok\n")) })
 	mux.HandleFunc("GET /readyz", s.ready)
-	mux.Handle("/", s.guarded(page))
+	mux.Handle("GET /metrics", s.guarded(cfg.Metrics)) // it compresses by itself
+	mux.Handle("/", s.guarded(compressed(page)))
 	return mux
 }
 
@@ -110,19 +112,20 @@ func (s *server) valid(token string) bool {
 	return token != "" && subtle.ConstantTimeCompare([]byte(token), []byte(s.Token)) == 1
 }
 
-// loopbackHost reports whether a Host header names this machine's loopback.
+// loopbackHost reports whether a Host header names this machine's loopback: localhost, or an address of loopback. Any other name,
+// 127.evil.example too, may be one that another site has pointed here.
 func loopbackHost(host string) bool {
-	name := host
-	if i := strings.LastIndex(host, ":"); i >= 0 && !strings.HasSuffix(host, "]") {
-		name = host[:i]
+	name, _, err := net.SplitHostPort(host)
+	if err != nil { // without a port
+		name = strings.TrimSuffix(strings.TrimPrefix(host, "["), "]")
 	}
-	name = strings.Trim(name, "[]")
-	return name == "localhost" || name == "::1" || strings.HasPrefix(name, "127.")
+	addr, err := netip.ParseAddr(name)
+	return strings.EqualFold(name, "localhost") || err == nil && addr.Unmap().IsLoopback()
 }
 
 func (s *server) ready(w http.ResponseWriter, r *http.Request) {
 	if err := s.Observer.Ready(r.Context()); err != nil {
-		http.Error(w, "the head is not ready", http.StatusServiceUnavailable) // why is for those who have the token
+		http.Error(w, "the head is not ready", http.StatusServiceUnavailable) // the reason is shown only with the token
 		return
 	}
 	_, _ = w.Write([]byte("ready\n"))

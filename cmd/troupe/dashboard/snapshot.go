@@ -1,10 +1,12 @@
 package dashboard
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"time"
 
+	"troupe/actors"
 	"troupe/bus"
 	"troupe/nodes"
 	"troupe/placement"
@@ -23,6 +25,7 @@ type Snapshot struct {
 	Queue        []placement.Waiting `json:"queue"`
 	Failures     []nodes.Event       `json:"failures"`
 	Store        *bus.StoreUsage     `json:"store,omitempty"`
+	Latencies    []float64           `json:"latency_bounds"` // of the buckets of methods; the last bucket has none
 }
 
 // Node is a node, and why some of its devices are not granted: by UUID, the worst reason first.
@@ -74,7 +77,8 @@ func Observe(b *bus.Bus, events *Events, version string) (*Observer, error) {
 		client.Close()
 		return nil, err
 	}
-	return &Observer{Workers: workers, Traffic: traffic, Events: events, b: b, client: client, version: version}, nil
+	empty := Snapshot{Nodes: []Node{}, Reservations: []placement.Record{}, Queue: []placement.Waiting{}}
+	return &Observer{Workers: workers, Traffic: traffic, Events: events, b: b, client: client, version: version, last: empty}, nil
 }
 
 // Close ends it. The events stay the caller's.
@@ -93,7 +97,7 @@ func (o *Observer) Snapshot(ctx context.Context) Snapshot {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), snapshotWait) // another viewer may wait for it too
 	defer cancel()
-	s := Snapshot{Version: o.version, URL: o.b.URL(), Failures: o.Events.Failures(), Nodes: []Node{}, Reservations: []placement.Record{}, Queue: []placement.Waiting{}}
+	s := Snapshot{Version: o.version, URL: o.b.URL(), Failures: o.Events.Failures(), Nodes: []Node{}, Reservations: []placement.Record{}, Queue: []placement.Waiting{}, Latencies: actors.LatencyBounds[:]}
 	if usage, ours := o.b.Store(); ours {
 		s.Store = &usage
 	}
@@ -105,25 +109,34 @@ func (o *Observer) Snapshot(ctx context.Context) Snapshot {
 	return s
 }
 
+// read asks for the parts of a snapshot at once. A part that does not answer is that of the last snapshot.
 func (o *Observer) read(ctx context.Context, s *Snapshot) error {
-	records, err := registry.All(ctx, o.b)
-	s.Roles = joinRoles(records, o.Workers.Roles(time.Now()))
-	if err != nil {
-		return err
+	var records []registry.RoleRecord
+	var known []placement.NodeStatus
+	var list placement.Listing
+	var noRecords, noNodes, noList error
+	var group sync.WaitGroup
+	group.Go(func() { records, noRecords = registry.All(ctx, o.b) })
+	group.Go(func() { known, noNodes = o.client.Nodes(ctx) })
+	group.Go(func() { list, noList = o.client.List(ctx) })
+	group.Wait()
+	if noRecords != nil {
+		for _, r := range o.last.Roles {
+			records = append(records, r.RoleRecord)
+		}
 	}
-	known, err := o.client.Nodes(ctx)
-	if err != nil {
-		return err
+	s.Roles = joinRoles(records, o.Workers.Roles(time.Now()))
+	if noNodes != nil {
+		s.Nodes = o.last.Nodes
 	}
 	for _, n := range known {
 		s.Nodes = append(s.Nodes, Node{NodeStatus: n, Unfit: unfit(n)})
 	}
-	list, err := o.client.List(ctx)
-	if err != nil {
-		return err
+	if noList != nil {
+		list.Records, list.Waiting = o.last.Reservations, o.last.Queue
 	}
 	s.Reservations, s.Queue = list.Records, list.Waiting
-	return nil
+	return cmp.Or(noRecords, noNodes, noList)
 }
 
 func unfit(n placement.NodeStatus) map[string][]string {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/values"
 	"troupe/bus/wire"
 )
 
@@ -33,7 +34,7 @@ type Traffic struct {
 // NamespaceTraffic is the sum of the counters of the processes of a namespace since the head observes them.
 type NamespaceTraffic struct {
 	Namespace      string
-	Sent, Received [bus.TrafficPaths]uint64
+	Sent, Received [values.TrafficPaths]uint64
 }
 
 // RolePending are the calls on a role that are not over.
@@ -46,14 +47,14 @@ type RolePending struct {
 type sessionKey struct{ namespace, session string }
 
 type sessionTraffic struct {
-	last bus.TrafficReport
+	last values.TrafficReport
 	seen time.Time
 }
 
 // WatchTraffic follows the reports until Close.
 func WatchTraffic(b *bus.Bus) (*Traffic, error) {
 	t := &Traffic{totals: map[string]*NamespaceTraffic{}, sessions: map[sessionKey]*sessionTraffic{}}
-	sub, err := b.Subscribe(bus.AllTraffic(), func(m *bus.Msg) { t.receive(m, time.Now()) })
+	sub, err := b.Subscribe(values.AllTraffic(), func(m *bus.Msg) { t.receive(m, time.Now()) })
 	if err != nil {
 		return nil, err
 	}
@@ -65,8 +66,8 @@ func WatchTraffic(b *bus.Bus) (*Traffic, error) {
 func (t *Traffic) Close() { _ = t.sub.Unsubscribe() } // fails only if the connection is closed
 
 func (t *Traffic) receive(m *bus.Msg, now time.Time) {
-	namespace, session, ok := bus.ParseTraffic(m.Subject)
-	var r bus.TrafficReport
+	namespace, session, ok := values.ParseTraffic(m.Subject)
+	var r values.TrafficReport
 	if !ok || wire.Unmarshal(m.Data, &r) != nil {
 		return
 	}
@@ -85,7 +86,7 @@ func (t *Traffic) receive(m *bus.Msg, now time.Time) {
 		t.sessions[key] = s
 	}
 	total := t.totalLocked(namespace)
-	for p := range bus.TrafficPaths {
+	for p := range values.TrafficPaths {
 		total.Sent[p] += increase(s.last.Sent[p], r.Sent[p])
 		total.Received[p] += increase(s.last.Received[p], r.Received[p])
 	}

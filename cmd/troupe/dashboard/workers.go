@@ -150,7 +150,19 @@ type RoleWorkers struct {
 	bus.Address
 	Ranks   []Rank               `json:"ranks"`
 	Methods []actors.MethodStats `json:"methods"`
+	Lagging []LaggingRank        `json:"lagging,omitempty"` // that the other ranks wait for
+	Skews   []MethodSkew         `json:"skews,omitempty"`   // by method
 }
+
+// MethodSkew is how much slower a method is on its slowest rank than on the median rank, since the workers started.
+type MethodSkew struct {
+	Method string  `json:"method"`
+	Rank   int     `json:"rank"`
+	Ratio  float64 `json:"ratio"` // of the mean run times
+}
+
+// skewFrom is the mean run time from which the ranks of a method are compared: below it, chance decides.
+const skewFrom = 10 * time.Millisecond
 
 // Roles are all roles whose workers have been heard, by name.
 func (w *Workers) Roles(now time.Time) []RoleWorkers {
@@ -180,7 +192,33 @@ func (r *roleState) view(address bus.Address, now time.Time) RoleWorkers {
 	for _, method := range slices.Sorted(maps.Keys(methods)) {
 		v.Methods = append(v.Methods, methods[method])
 	}
+	v.Lagging, v.Skews = Lagging(v.Ranks), r.skews()
 	return v
+}
+
+// skews compares the ranks, for each method that three or more have run.
+func (r *roleState) skews() (out []MethodSkew) {
+	means, slowest := map[string][]float64{}, map[string]MethodSkew{}
+	for rank, s := range r.ranks {
+		for method, m := range s.stats {
+			if m.Calls == 0 {
+				continue
+			}
+			mean := m.Seconds / float64(m.Calls)
+			means[method] = append(means[method], mean)
+			if known := slowest[method]; mean > known.Ratio || mean == known.Ratio && rank < known.Rank {
+				slowest[method] = MethodSkew{Method: method, Rank: rank, Ratio: mean}
+			}
+		}
+	}
+	for _, method := range slices.Sorted(maps.Keys(means)) {
+		if usual := median(means[method]); len(means[method]) >= 3 && usual >= skewFrom.Seconds() {
+			skew := slowest[method]
+			skew.Ratio /= usual
+			out = append(out, skew)
+		}
+	}
+	return out
 }
 
 func (s *rankState) view(now time.Time) Rank {

@@ -1,9 +1,10 @@
 package doctor
 
 import (
-	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"troupe/bus"
@@ -31,9 +32,7 @@ func (f *findings) head(facts Facts) {
 		f.add(Failure, "head_silent", "head", "no head answers on this NATS server: nothing is granted and no role is restarted", "troupe up")
 		return
 	}
-	if h.HasClock {
-		f.clock("head", h.Clock, "troupe status")
-	}
+	f.clock("head", h.Clock, "troupe status")
 	if h.Clustered && h.Replicas == 1 {
 		f.add(Warning, "one_replica", "head", "ledger and registry have one replica in a NATS cluster; if its server loses its disk, reservations are forgotten", "troupe up --replicas 3")
 	}
@@ -72,6 +71,13 @@ func (f *findings) store(s bus.StoreUsage) {
 }
 
 func (f *findings) server(facts Facts) {
+	for _, r := range facts.Servers {
+		if r.Err != nil {
+			one := Unreachable(r, nil)
+			one.Severity = Warning // another server is connected
+			*f = append(*f, one)
+		}
+	}
 	s := facts.Server
 	if s == nil {
 		return
@@ -83,11 +89,48 @@ func (f *findings) server(facts Facts) {
 		f.add(Warning, "jetstream_nearly_full", "NATS "+s.URL, "the files of JetStream are near the limit of the account", "troupe status",
 			fmt.Sprintf("%s of %s", gpu.Bytes(s.StoreUsed), gpu.Bytes(s.StoreLimit))) //nolint:gosec // sizes
 	}
+	f.cluster(*s)
 	for _, one := range s.Streams {
 		if one.MaxBytes > 0 && !one.DropsOld && one.Bytes*10 > uint64(one.MaxBytes)*9 {
 			f.add(Warning, "stream_nearly_full", "stream "+one.Name, "it refuses messages when it is full", "troupe status",
 				fmt.Sprintf("%s of %s in %d messages", gpu.Bytes(one.Bytes), gpu.Bytes(one.MaxBytes), one.Messages)) //nolint:gosec // sizes
 		}
+	}
+}
+
+// cluster finds lost servers of a NATS cluster, by what its streams say of their replicas.
+func (f *findings) cluster(s bus.ServerState) {
+	subject := "NATS cluster " + s.Cluster
+	gone, noQuorum, leaderless, behind := map[string]int{}, s.NoQuorum, []string{}, []string{}
+	for _, one := range s.Streams {
+		for _, name := range one.Offline {
+			gone[name]++
+		}
+		switch {
+		case one.QuorumLost():
+			noQuorum = true
+		case one.Leaderless():
+			leaderless = append(leaderless, one.Name)
+		case len(one.Behind) > 0:
+			behind = append(behind, one.Name+" on "+strings.Join(one.Behind, ", "))
+		}
+	}
+	var lost []string
+	for _, name := range slices.Sorted(maps.Keys(gone)) {
+		lost = append(lost, fmt.Sprintf("server %s is gone: it has replicas of %d streams", name, gone[name]))
+	}
+	const next = "systemctl status nats-server on the servers that are gone; nats server report jetstream with the system account"
+	switch {
+	case noQuorum:
+		f.add(Failure, "nats_no_quorum", subject, "it has lost its quorum: nothing is stored or granted until most of its servers are back", next, append([]string{"connected to " + s.URL}, lost...)...)
+	case len(lost) > 0:
+		f.add(Warning, "nats_server_lost", subject, "it has lost a server, and may lose its quorum with the next", next, lost...)
+	}
+	if len(leaderless) > 0 {
+		f.add(Failure, "stream_leaderless", subject, "streams take no messages: no server leads them", next, leaderless...)
+	}
+	if len(behind) > 0 && len(lost) == 0 {
+		f.add(Warning, "replicas_behind", subject, "replicas of streams are not up to date", next, behind...)
 	}
 }
 
@@ -102,9 +145,6 @@ func (f *findings) node(facts Facts, n Node) {
 	}
 	f.devices(n)
 	switch {
-	case errors.Is(n.Err, bus.ErrVersion):
-		f.add(Warning, "agent_old", subject, "its agent is older than this program and tells nothing about its machine", "upgrade the agent: docs/operations.md")
-		return
 	case n.Host == nil && n.State == placement.NodeReady:
 		f.add(Failure, "agent_silent", subject, "its agent sends heartbeats and does not answer", describe, errText(n.Err))
 		return
@@ -121,6 +161,16 @@ func (f *findings) node(facts Facts, n Node) {
 	}
 	f.clock(subject, n.Clock, "chronyc tracking on "+name)
 	f.machine(subject, name, *h, len(n.Report.Devices) > 0)
+}
+
+// lostNodes finds the nodes that have not returned and that the placement service has forgotten. A cordoned node was taken out of service.
+func (f *findings) lostNodes(facts Facts) {
+	for _, name := range slices.Sorted(maps.Keys(facts.Lost)) {
+		ev := facts.Lost[name]
+		if !slices.ContainsFunc(facts.Nodes, func(n Node) bool { return n.Report.Node == name }) {
+			f.add(Failure, "node_lost", "node "+name, "nothing is granted on it: it was lost and has not returned", "systemctl status troupe-agent on "+name, fmt.Sprintf("lost at %s: %s", ev.At.Format(time.RFC3339), ev.Text))
+		}
+	}
 }
 
 func errText(err error) string {

@@ -2,6 +2,7 @@ package doctor_test
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -29,56 +30,13 @@ func ranksOf(n int, method string, busy float64) []dashboard.Rank {
 	return ranks
 }
 
-func TestLagging(t *testing.T) {
-	for name, test := range map[string]struct {
-		change func([]dashboard.Rank)
-		why    string // empty: none
-	}{
-		"equal":          {func([]dashboard.Rank) {}, ""},
-		"idle":           {func(r []dashboard.Rank) { r[3] = dashboard.Rank{Rank: 3, State: "ready", Done: 7} }, "it is idle"},
-		"another method": {func(r []dashboard.Rank) { r[3].Method = "load" }, "it has been running load for 30s"},
-		"began later":    {func(r []dashboard.Rank) { r[3].Busy = 2 }, "it began step 28s later"},
-		"fewer calls":    {func(r []dashboard.Rank) { r[3].Done = 5 }, "it has finished 2 calls fewer"},
-		"half differ": {func(r []dashboard.Rank) {
-			for i := range 4 {
-				r[i].Busy = 1
-			}
-		}, ""},
-		"short": {func(r []dashboard.Rank) {
-			for i := range r {
-				r[i].Busy = 1
-			}
-			r[3].Method = "load"
-		}, ""},
-		"all idle": {func(r []dashboard.Rank) {
-			for i := range r {
-				r[i].Method, r[i].Busy = "", 0
-			}
-		}, ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			ranks := ranksOf(8, "step", 30)
-			test.change(ranks)
-			found := doctor.Lagging(ranks)
-			if test.why == "" {
-				require.Empty(t, found)
-				return
-			}
-			require.Len(t, found, 1)
-			require.Equal(t, 3, found[0].Rank.Rank)
-			require.Equal(t, test.why, found[0].Why)
-		})
-	}
-	require.Empty(t, doctor.Lagging(nil))
-}
-
 func healthy() doctor.Facts {
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	roomy := nodes.DiskSpace{Path: "/a", Total: 100 << 30, Free: 50 << 30}
 	plenty := nodes.ResourceLimit{Soft: 1 << 20, Hard: nodes.Unlimited}
 	return doctor.Facts{
 		Now: now, Listened: 5 * time.Second,
-		Head:   &doctor.Head{Version: "v1", Replicas: 1, HasClock: true, Store: &bus.StoreUsage{Used: 1, Limit: 16 << 30, Free: 50 << 30}},
+		Head:   &doctor.Head{Version: "v1", Replicas: 1, Store: &bus.StoreUsage{Used: 1, Limit: 16 << 30, Free: 50 << 30}},
 		Server: &bus.ServerState{URL: "nats://h:1", RoundTrip: time.Millisecond, Streams: []bus.StreamUsage{{Name: "logs", Bytes: 99, MaxBytes: 100, DropsOld: true}}},
 		Nodes: []doctor.Node{{
 			NodeStatus: placement.NodeStatus{State: placement.NodeReady, Report: protocol.Report{Node: "box", Devices: []gpu.Device{{UUID: "a"}}}},
@@ -108,21 +66,39 @@ func TestJudge(t *testing.T) {
 		"nats_slow":                func(f *doctor.Facts) { f.Server.RoundTrip = time.Second },
 		"jetstream_nearly_full":    func(f *doctor.Facts) { f.Server.StoreLimit, f.Server.StoreUsed = 100, 95 },
 		"stream_nearly_full":       func(f *doctor.Facts) { f.Server.Streams[0].DropsOld = false },
-		"node_lost":                func(f *doctor.Facts) { f.Nodes[0].State, f.Nodes[0].Why, f.Nodes[0].Host = "lost", lost, nil },
-		"agent_silent":             func(f *doctor.Facts) { f.Nodes[0].Host, f.Nodes[0].Err = nil, errors.New("no answer") },
-		"agent_old":                func(f *doctor.Facts) { f.Nodes[0].Host, f.Nodes[0].Err = nil, bus.ErrVersion },
-		"version_differs":          func(f *doctor.Facts) { f.Nodes[0].Host.Version = "v0" },
-		"device_unfit":             func(f *doctor.Facts) { f.Nodes[0].Report.Devices[0].Health.XIDs = []int{79} },
-		"disk_full":                func(f *doctor.Facts) { f.Nodes[0].Host.Disks[0].Free = 1 << 20 },
-		"disk_nearly_full":         func(f *doctor.Facts) { f.Nodes[0].Host.Disks[0].Free = 2 << 30 },
-		"shared_memory_small":      func(f *doctor.Facts) { f.Nodes[0].Host.SharedMemory = nodes.DiskSpace{Total: 64 << 20, Free: 64 << 20} },
-		"open_files_low":           func(f *doctor.Facts) { f.Nodes[0].Host.OpenFiles.Soft = 1024 },
-		"processes_low":            func(f *doctor.Facts) { f.Nodes[0].Host.Processes.Soft = 100 },
-		"locked_memory_low":        func(f *doctor.Facts) { f.Nodes[0].Host.LockedMemory.Soft = 100 },
-		"rank_silent":              func(f *doctor.Facts) { f.Roles[0].Ranks = f.Roles[0].Ranks[:3] },
-		"rank_lags":                func(f *doctor.Facts) { f.Roles[0].Ranks[2].Method = "load" },
+		"nats_no_quorum":           func(f *doctor.Facts) { f.Server.NoQuorum = true },
+		"nats_no_quorum ": func(f *doctor.Facts) {
+			f.Server.Streams[0].Replicas, f.Server.Streams[0].Offline = 3, []string{"b", "c"}
+		},
+		"nats_server_lost": func(f *doctor.Facts) {
+			s := &f.Server.Streams[0]
+			s.Replicas, s.Leader, s.Offline = 3, "a", []string{"b"}
+		},
+		"stream_leaderless": func(f *doctor.Facts) { f.Server.Streams[0].Replicas = 3 },
+		"replicas_behind": func(f *doctor.Facts) {
+			s := &f.Server.Streams[0]
+			s.Replicas, s.Leader, s.Behind = 3, "a", []string{"c"}
+		},
+		"node_lost":           func(f *doctor.Facts) { f.Nodes[0].State, f.Nodes[0].Why, f.Nodes[0].Host = "lost", lost, nil },
+		"node_lost ":          func(f *doctor.Facts) { f.Lost = nodes.LostNodes{"gone": {At: f.Now, Text: "no heartbeat for 6s"}} },
+		"agent_silent":        func(f *doctor.Facts) { f.Nodes[0].Host, f.Nodes[0].Err = nil, errors.New("no answer") },
+		"version_differs":     func(f *doctor.Facts) { f.Nodes[0].Host.Version = "v0" },
+		"device_unfit":        func(f *doctor.Facts) { f.Nodes[0].Report.Devices[0].Health.XIDs = []int{79} },
+		"disk_full":           func(f *doctor.Facts) { f.Nodes[0].Host.Disks[0].Free = 1 << 20 },
+		"disk_nearly_full":    func(f *doctor.Facts) { f.Nodes[0].Host.Disks[0].Free = 2 << 30 },
+		"shared_memory_small": func(f *doctor.Facts) { f.Nodes[0].Host.SharedMemory = nodes.DiskSpace{Total: 64 << 20, Free: 64 << 20} },
+		"open_files_low":      func(f *doctor.Facts) { f.Nodes[0].Host.OpenFiles.Soft = 1024 },
+		"processes_low":       func(f *doctor.Facts) { f.Nodes[0].Host.Processes.Soft = 100 },
+		"locked_memory_low":   func(f *doctor.Facts) { f.Nodes[0].Host.LockedMemory.Soft = 100 },
+		"rank_silent":         func(f *doctor.Facts) { f.Roles[0].Ranks = f.Roles[0].Ranks[:3] },
+		"rank_lags":           func(f *doctor.Facts) { f.Roles[0].Ranks[2].Method = "load" },
 		"rank_lags ": func(f *doctor.Facts) {
 			f.Roles[0].Late = []timeline.Late{{Rank: 2, Kind: "span", Name: "allreduce", How: timeline.HowAbsent, LateS: 20, Ranks: 7, Before: "span load"}}
+		},
+		"rank_lags  ": func(f *doctor.Facts) {
+			passes := nodes.DifferingRank{Rank: 1, At: nodes.StackFrame{File: "x.py", Line: 3}, Agree: 2, Of: 4}
+			stays := nodes.DifferingRank{Rank: 2, At: nodes.StackFrame{File: "x.py", Line: 9}, Agree: 2, Of: 4}
+			f.Roles[0].Stacks = [][]nodes.DifferingRank{{passes, stays}, {stays}}
 		},
 		"calls_queued":    func(f *doctor.Facts) { f.Roles[0].Ranks = ranksOf(4, "step", 1000); f.Roles[0].Ranks[1].Queued = 3 },
 		"role_failed":     func(f *doctor.Facts) { f.Roles[0].State, f.Roles[0].Cause = registry.RoleFailed, "killed" },
@@ -150,6 +126,29 @@ func TestJudge(t *testing.T) {
 	facts.Pipelines[0].Dead, facts.Head = 1, nil
 	found := doctor.Judge(facts)
 	require.Equal(t, doctor.Failure, found[0].Severity, "failures are first")
+}
+
+// What many have in common is one finding, which names all of them.
+func TestFindingsOfOneKindAreGrouped(t *testing.T) {
+	facts := healthy()
+	for i := range 100 {
+		facts.Nodes = append(facts.Nodes, doctor.Node{NodeStatus: placement.NodeStatus{State: placement.NodeLost, Why: "no heartbeat for 6s", Report: protocol.Report{Node: fmt.Sprintf("box-%d", i)}}})
+	}
+	found := doctor.Judge(facts)
+	require.Len(t, found, 1)
+	require.Equal(t, "node_lost", found[0].Code)
+	require.Equal(t, "100 nodes: box-0; box-1; box-2 and 97 more", found[0].Subject)
+	require.Len(t, found[0].Subjects, 100)
+	require.Equal(t, "node box-99", found[0].Subjects[99])
+	require.Equal(t, "node box-0: no heartbeat for 6s", found[0].Evidence[0])
+	require.Len(t, found[0].Evidence, 3)
+	require.Equal(t, "troupe describe node box-0", found[0].Next)
+
+	facts = healthy()
+	for i := range 3 {
+		facts.Roles = append(facts.Roles, doctor.Role{RoleRecord: registry.RoleRecord{Name: fmt.Sprintf("r%d", i), State: registry.RoleFailed}})
+	}
+	require.Len(t, doctor.Judge(facts), 3, "a few are told one by one")
 }
 
 func TestAdviceForDifferentVersionsIsToUpgradeTheOlderOne(t *testing.T) {

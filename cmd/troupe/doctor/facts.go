@@ -18,8 +18,10 @@ type Facts struct {
 	Listened  time.Duration // how long heartbeats were collected
 	Head      *Head         // nil: no head answers
 	Server    *bus.ServerState
+	Servers   []Reach // of several URLs of a NATS cluster
 	Ledger    placement.LedgerStatus
 	Nodes     []Node
+	Lost      nodes.LostNodes // which the placement service may have forgotten
 	Roles     []Role
 	Waiting   []placement.Waiting
 	Pipelines []Pipeline
@@ -33,7 +35,6 @@ type Head struct {
 	Replicas  int
 	Clustered bool
 	Clock     nodes.ClockReading
-	HasClock  bool // a head of an older version has none
 	Store     *bus.StoreUsage
 }
 
@@ -50,6 +51,9 @@ type Role struct {
 	registry.RoleRecord
 	Ranks []dashboard.Rank
 	Late  []timeline.Late // of a role that Hangs: the ranks that held others up, as the flight recorders have it
+	// Stacks are of a role that hangs without a rank that its heartbeats or recorders name: the ranks that are elsewhere than most,
+	// at several moments.
+	Stacks [][]nodes.DifferingRank
 }
 
 // Pipeline is a pipeline and, if it runs, its state.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -18,11 +19,11 @@ import (
 	"troupe/cmd/troupe/doctor"
 	"troupe/gpu"
 	"troupe/nodes"
+	"troupe/nodes/protocol"
 	"troupe/roles/registry"
 )
 
 const (
-	defaultGrace = time.Minute            // how long an agent keeps its workers without a head
 	headPoll     = 250 * time.Millisecond // between two checks of the connection to the head
 	headAsk      = 2 * time.Second        // between two requests for the head's status
 	waitReport   = 10 * time.Second       // between two messages about a missing head
@@ -90,22 +91,23 @@ func (c command) agent(ctx context.Context, spec agentSpec, readyFunc func()) er
 	}
 	defer CloseDevices(inventories)
 	ends := spec.Own || spec.ExitWhenLost
-	for again := false; ; again = true {
-		err := c.agentOnce(ctx, spec, inventories, again, readyFunc)
+	for ended := ""; ; {
+		err := c.agentOnce(ctx, spec, inventories, ended, readyFunc)
 		if !errors.Is(err, errHeadGone) || ctx.Err() != nil {
 			return err
 		}
-		if ends {
-			c.Warnf("troupe: %v\n", err)
+		if ended = fmt.Sprintf("%v; the agent has ended its workers", err); ends {
+			c.Warnf("troupe: %s\n", ended)
 			return nil
 		}
-		c.Warnf("troupe: %v; it joins again when the head is back\n", err)
+		c.Warnf("troupe: %s; it joins again when the head is back\n", ended)
 	}
 }
 
-// agentOnce runs an agent until its head is gone, which is errHeadGone. again: a head was there before.
-func (c command) agentOnce(ctx context.Context, spec agentSpec, inventories []gpu.Inventory, again bool, readyFunc func()) error {
-	log := c.Logger(slog.LevelWarn)
+// agentOnce runs an agent until its head is gone, which is errHeadGone. ended is why an earlier one has ended its workers; empty: it is the
+// first.
+func (c command) agentOnce(ctx context.Context, spec agentSpec, inventories []gpu.Inventory, ended string, readyFunc func()) error {
+	log, again := c.Logger(slog.LevelWarn), ended != ""
 	b, err := c.joinBus(ctx, spec, again, log)
 	if err != nil {
 		return err
@@ -113,6 +115,11 @@ func (c command) agentOnce(ctx context.Context, spec agentSpec, inventories []gp
 	defer func() { _ = b.Close() }() // fails only if the server is gone
 	if again && !awaitHead(ctx, b) {
 		return ctx.Err()
+	}
+	if again {
+		if err := nodes.Emit(b, nodes.Event{Kind: protocol.EventHeadLost, Node: spec.Name, Text: ended}); err != nil {
+			log.Warn("troupe: publishing an event failed", "error", err)
+		}
 	}
 	claims := filepath.Join(spec.Dir, "sim")
 	program, err := workerProgram()
@@ -204,7 +211,7 @@ func (c command) joinBus(ctx context.Context, spec agentSpec, again bool, log *s
 }
 
 // errHeadGone ends an agent without a signal, as runOver does.
-var errHeadGone = errors.New("the head has been gone for longer than --grace; the agent has ended its workers")
+var errHeadGone = errors.New("no head was reachable")
 
 // watchHead calls end when the head has been gone for longer than Grace, or ends the run.
 func (c command) watchHead(ctx context.Context, b *bus.Bus, spec agentSpec, end context.CancelCauseFunc) (stop func()) {
@@ -223,7 +230,7 @@ func (c command) watchHead(ctx context.Context, b *bus.Bus, spec agentSpec, end 
 		for tick := time.NewTicker(headPoll); ; {
 			watch.look(ctx, b)
 			if time.Since(watch.last) > spec.Grace && ctx.Err() == nil {
-				end(errHeadGone)
+				end(fmt.Errorf("%w for %v (--grace)", errHeadGone, spec.Grace))
 			}
 			select {
 			case <-ctx.Done():

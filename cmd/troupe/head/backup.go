@@ -53,7 +53,7 @@ var secretFiles = []string{"token", "cert.pem", "key.pem", "port"}
 
 // notBackedUp are streams that must not be restored: leases are judged by their time, and the mark of the ledger must tell that the
 // ledger is older than what runs.
-var notBackedUp = []string{"KV_troupe_leases", "KV_troupe_ledger_leases", "KV_troupe_ledger_mark", "KV_troupe_nodes", "KV_troupe_sessions_leases"}
+var notBackedUp = []string{"KV_troupe_leases", "KV_troupe_ledger_leases", "KV_troupe_ledger_mark", "KV_troupe_nodes"}
 
 type backupFlags struct {
 	output, store string
@@ -267,7 +267,7 @@ func newRestore(c command) *cobra.Command {
 It refuses a server that has such streams already; --force deletes those first. --check only checks the file.
 
 The ledger is older than what runs now. So the next head does not trust it until every node has reported what it runs: running grants are
-adopted, and a reservation that nothing confirms is dropped after 30 seconds. "troupe ledger" shows it, "troupe ledger accept" ends the wait for
+adopted, and a reservation that nothing confirms is dropped after five minutes. "troupe ledger" shows it, "troupe ledger accept" ends the wait for
 nodes that will not come back.`,
 		Example: "  troupe restore full.backup --check\n  troupe restore full.backup --store /var/lib/troupe/head\n  troupe restore full.backup --nats nats://a:4222 --creds troupe.creds",
 		Args:    cobra.ExactArgs(1),

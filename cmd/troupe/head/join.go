@@ -18,6 +18,7 @@ import (
 	"troupe/bus"
 	"troupe/cmd/troupe/cli"
 	"troupe/nodes"
+	"troupe/nodes/evidence"
 )
 
 // joinFlags are the flags of join.
@@ -95,7 +96,7 @@ func (f *joinFlags) add(cmd *cobra.Command) {
 }
 
 func (f *joinFlags) graceFlag(cmd *cobra.Command) {
-	cmd.Flags().DurationVar(&f.grace, "grace", defaultGrace, "how long agents keep their workers while the head is gone")
+	cmd.Flags().DurationVar(&f.grace, "grace", evidence.HeadGrace, "how long agents keep their workers while the head is gone")
 }
 
 // joinSpec makes the spec from flags and environment. It writes a token that is in no file yet to one.
@@ -111,6 +112,10 @@ func (c command) joinSpec(url string, f joinFlags, stdin io.Reader) (agentSpec, 
 			return spec, cli.Usagef("%q: %w", bus.Redact(spec.Access.URLs...), err)
 		}
 	}
+	var secret string
+	if spec.Access.URLs, secret, err = bus.SplitSecret(spec.Access.URLs); err != nil {
+		return spec, cli.Usagef("%w", err)
+	}
 	if f.wait < 0 || f.grace < 0 {
 		return spec, cli.Usagef("--wait %v and --grace %v must not be negative", f.wait, f.grace)
 	}
@@ -121,7 +126,7 @@ func (c command) joinSpec(url string, f joinFlags, stdin io.Reader) (agentSpec, 
 		return spec, err
 	}
 	spec.Access.Fingerprint = cmp.Or(f.fingerprint, c.Env("TROUPE_FINGERPRINT"))
-	return spec, c.joinAccess(&spec, f.tokenFile, stdin)
+	return spec, c.joinAccess(&spec, f.tokenFile, secret, stdin)
 }
 
 // joinDir is the agent's folder: one for each pair of head and name, so that agents on one machine do not share state.
@@ -137,10 +142,13 @@ func (c command) joinDir(dir, url, name string) (string, error) {
 	return filepath.Join(state, "agents", name+"-"+hex.EncodeToString(sum[:4])), nil
 }
 
-// joinAccess finds the token: in a file, on standard input, in the environment, or in the file of a local head.
-func (c command) joinAccess(spec *agentSpec, file string, stdin io.Reader) error {
+// joinAccess finds the token: in the URL, in a file, on standard input, in the environment, or in the file of a local head.
+func (c command) joinAccess(spec *agentSpec, file, secret string, stdin io.Reader) error {
 	if spec.Access.CredsFile != "" {
 		return nil
+	}
+	if secret != "" {
+		return spec.keepToken(secret)
 	}
 	if file == "" && c.Env("TROUPE_TOKEN") == "" {
 		file = c.Env("TROUPE_TOKEN_FILE")
@@ -161,14 +169,19 @@ func (c command) joinAccess(spec *agentSpec, file string, stdin io.Reader) error
 		}
 	}
 	if token != "" {
-		spec.Access.TokenFile = filepath.Join(spec.Dir, "token")
-		return nodes.WritePrivate(spec.Access.TokenFile, []byte(token+"\n"))
+		return spec.keepToken(token)
 	}
 	if head, err := cli.ReadHead(c.Env); err == nil && slices.ContainsFunc(spec.Access.URLs, head.IsAt) {
 		spec.Access.TokenFile = head.TokenFile
 		spec.Access.Fingerprint = cmp.Or(spec.Access.Fingerprint, head.Fingerprint)
 	}
 	return nil
+}
+
+// keepToken writes a token to a file of the agent, which its arguments and its workers name.
+func (spec *agentSpec) keepToken(token string) error {
+	spec.Access.TokenFile = filepath.Join(spec.Dir, "token")
+	return nodes.WritePrivate(spec.Access.TokenFile, []byte(token+"\n"))
 }
 
 func (c command) join(ctx context.Context, spec agentSpec) error {

@@ -20,6 +20,7 @@ import (
 	"troupe/bus"
 	"troupe/cmd/troupe/cli"
 	"troupe/nodes"
+	"troupe/nodes/evidence"
 	"troupe/placement"
 )
 
@@ -73,7 +74,7 @@ from the token, so that every replica can check it.`,
 	cmd.Flags().StringVar(&flags.tokenFile, "token-file", "", "file with the token that all replicas share (default $TROUPE_TOKEN)")
 	cmd.Flags().StringVar(&flags.store, "store", "", "rank 0: folder for state (default a temporary one)")
 	cmd.Flags().DurationVar(&flags.wait, "wait", 10*time.Minute, "how long replicas wait for each other")
-	cmd.Flags().DurationVar(&flags.grace, "grace", defaultGrace, "how long agents keep their workers while the head is gone")
+	cmd.Flags().DurationVar(&flags.grace, "grace", evidence.LaunchGrace, "how long agents keep their workers while the head is gone")
 	flags.node.add(cmd)
 	return cmd
 }

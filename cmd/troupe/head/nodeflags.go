@@ -62,7 +62,7 @@ func (f *nodeFlags) parseLabels() (map[string]string, error) {
 		if !ok {
 			return nil, cli.Usagef("--labels %q: give k=v", text)
 		}
-		if err := bus.CheckName("label", key); err != nil {
+		if err := bus.CheckLabel(key); err != nil {
 			return nil, cli.Usagef("--labels: %w", err)
 		}
 		labels[key] = value
@@ -197,6 +197,7 @@ type placementService struct {
 	cancel   context.CancelFunc
 	group    sync.WaitGroup
 	failedCh chan error // holds one: the error of a service that ended without stop
+	desk     *placement.Desk
 }
 
 func startPlacement(ctx context.Context, b *bus.Bus, id string, replicas int) (*placementService, error) {
@@ -204,7 +205,7 @@ func startPlacement(ctx context.Context, b *bus.Bus, id string, replicas int) (*
 	if err != nil {
 		return nil, err
 	}
-	p := &placementService{failedCh: make(chan error, 1)}
+	p := &placementService{failedCh: make(chan error, 1), desk: service.Desk()}
 	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	p.cancel = cancel
 	p.group.Go(func() {

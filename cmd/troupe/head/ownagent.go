@@ -146,10 +146,10 @@ func (a *ownAgent) adopt() bool {
 	return false
 }
 
-// there reads agentFile if a running agent has locked the folder.
+// there reads agentFile if an agent of the folder runs. The folder may have been replaced by an older copy, without its lock.
 func (a *ownAgent) there() (agentFile, bool) {
 	var file agentFile
-	if !locked(filepath.Join(a.spec.Dir, "lock")) {
+	if !locked(filepath.Join(a.spec.Dir, "lock")) && !nodes.AgentRuns(a.spec.Dir) {
 		return file, false
 	}
 	data, err := os.ReadFile(filepath.Join(a.spec.Dir, "agent.json"))

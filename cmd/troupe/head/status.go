@@ -30,7 +30,7 @@ type Status struct {
 	Replicas  int  `json:"replicas"`
 	Clustered bool `json:"clustered"` // whether the server is one of several
 	// Now is the time of the answer by the clock of the head's machine. Store is that of an embedded server.
-	Now   time.Time       `json:"now,omitzero"`
+	Now   time.Time       `json:"now"`
 	Store *bus.StoreUsage `json:"store,omitempty"`
 }
 
@@ -85,7 +85,7 @@ func (s *statusServer) answer(m *bus.Msg) {
 	}
 	data, err := json.Marshal(status)
 	if err == nil {
-		err = m.Respond(data)
+		err = s.b.Respond(m, data)
 	}
 	if err != nil {
 		s.log.Debug("troupe: an answer about the status of the head is lost", "error", err)

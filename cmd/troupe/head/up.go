@@ -22,10 +22,11 @@ import (
 	"troupe/cmd/troupe/metrics"
 	"troupe/gpu"
 	"troupe/nodes"
+	"troupe/nodes/evidence"
 	"troupe/placement"
 	"troupe/roles"
-	"troupe/roles/registry"
 	"troupe/roles/sessions"
+	"troupe/weights"
 )
 
 // upFlags are the flags of up.
@@ -89,6 +90,9 @@ With --nats the head uses an external NATS server, with the credentials file of 
 			if flags.stdin {
 				ctx = untilClosed(ctx, cmd.InOrStdin())
 			}
+			if flags.stdin && !cmd.Flags().Changed("grace") && h.agent != nil { // the head and its program end together
+				h.agent.Grace, h.agent.Wait = evidence.LaunchGrace, evidence.LaunchGrace
+			}
 			h.replaceable = true
 			return c.up(ctx, h, nil)
 		},
@@ -104,7 +108,7 @@ func (f *upFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringSliceVar(&f.nats, "nats", nil, "URLs of an external NATS server to use instead")
 	cmd.Flags().StringVar(&f.creds, "creds", "", "credentials file for --nats (default $TROUPE_CREDS)")
 	cmd.Flags().BoolVar(&f.noAgent, "no-agent", false, "run no agent for this machine")
-	cmd.Flags().DurationVar(&f.grace, "grace", defaultGrace, "how long the agent keeps its workers while the head is gone")
+	cmd.Flags().DurationVar(&f.grace, "grace", evidence.HeadGrace, "how long the agent keeps its workers while the head is gone")
 	cmd.Flags().BoolVar(&f.stdin, "with-stdin", false, "end when standard input is closed, for a head that belongs to another program")
 	cmd.Flags().StringVar(&f.metrics, "metrics", "", "address to serve the dashboard, health checks and Prometheus metrics at, HOST:PORT, plain HTTP (default none)")
 	cmd.Flags().IntVar(&f.replicas, "replicas", 0, "copies of ledger, registry, leases and events in a NATS cluster, 1 to 5 (default one per server, up to 3)")
@@ -132,18 +136,20 @@ const minStore = 1 << 30
 
 // head is the configuration of a head, and its state once it runs.
 type head struct {
-	at    listenAddress
-	nats  []string
-	store string
-	agent *agentSpec // nil for none; without Access and Dir
-	creds string
-	file  cli.HeadFile
-	level slog.LevelVar // raised at the end, when the parts of the head lose each other
+	at     listenAddress
+	nats   []string
+	store  string
+	agent  *agentSpec // nil for none; without Access and Dir
+	creds  string
+	secret string // user and password, or token, of the URLs of --nats: for the token file alone
+	file   cli.HeadFile
+	level  slog.LevelVar // raised at the end, when the parts of the head lose each other
 
 	metrics  string // address; empty: none
 	replicas int    // as in kv.Config
 	limit    int64  // bytes of the store; zero: the default of bus
 
+	ranBefore   bool // a head has run on the store
 	replaceable bool // the process runs this head alone: it may replace itself
 }
 
@@ -182,6 +188,9 @@ func (c command) newHead(f upFlags) (*head, error) {
 		if err := cli.CheckURL(u); err != nil {
 			return nil, cli.Usagef("--nats %q: %w", bus.Redact(u), err)
 		}
+	}
+	if h.nats, h.secret, err = bus.SplitSecret(f.nats); err != nil {
+		return nil, cli.Usagef("--nats: %w", err)
 	}
 	spec, err := f.node.spec()
 	if err != nil {
@@ -227,6 +236,11 @@ func (c command) up(ctx context.Context, h *head, inside func(context.Context, *
 		return err
 	}
 	defer func() { err = errors.Join(err, b.Close()) }()
+	if h.ranBefore {
+		if err := expectLedger(ctx, b); err != nil {
+			return err
+		}
+	}
 	service, err := startPlacement(ctx, b, h.file.Name, h.replicas)
 	if err != nil {
 		return err
@@ -263,19 +277,17 @@ func (c command) up(ctx context.Context, h *head, inside func(context.Context, *
 		return fmt.Errorf("announce the head: %w", err)
 	}
 	defer withdraw()
-	if err := registry.AdoptNamespaces(ctx, b, log); err != nil {
-		return err
-	}
 	defer roles.GC{Bus: b, Logger: log}.Start(ctx)()
 	id, err := keptID(h.store)
 	if err != nil {
 		return err
 	}
-	stopSessions, err := sessions.Serve(ctx, sessions.Config{Bus: b, Replicas: h.replicas, Head: id, Logger: log})
+	stopSessions, err := sessions.Serve(ctx, sessions.Config{Bus: b, Desk: service.desk, Replicas: h.replicas, Head: id, Logger: log})
 	if err != nil {
 		return err
 	}
 	defer stopSessions()
+	defer weights.Serve(ctx, weights.Config{Bus: b, Leader: service.desk, Replicas: h.replicas, Logger: log})()
 	if inside != nil {
 		return inside(ctx, b)
 	}
@@ -300,6 +312,21 @@ func (c command) up(ctx context.Context, h *head, inside func(context.Context, *
 	return nil
 }
 
+// expectLedger makes the placement service doubt a ledger that is missing although a head has run on the store: the disk was lost. It grants
+// nothing until nodes and drivers have had time to say what they hold.
+func expectLedger(ctx context.Context, b *bus.Bus) error {
+	state, err := b.ServerState(ctx)
+	if err != nil {
+		return err
+	}
+	for _, s := range state.Streams {
+		if s.Name == placement.LedgerStream {
+			return nil
+		}
+	}
+	return placement.DistrustLedger(ctx, b, "a head has run on this store, which has lost its ledger")
+}
+
 // pageToken is the token that the page asks for beyond loopback, which is the head's; empty on loopback.
 func (h *head) pageToken() (string, error) {
 	at, err := parseListen(h.metrics)
@@ -310,7 +337,11 @@ func (h *head) pageToken() (string, error) {
 		return "", cli.Usagef("--metrics %s: beyond loopback the page asks for the head's token, and a head with --creds has none; use 127.0.0.1, or give TROUPE_TOKEN", h.metrics)
 	}
 	data, err := os.ReadFile(h.file.TokenFile)
-	return strings.TrimSpace(string(data)), err
+	token := strings.TrimSpace(string(data))
+	if strings.Contains(token, "\n") {
+		return "", cli.Usagef("--metrics %s: beyond loopback the page asks for the head's token, and NATS is reached with a user and a password; use 127.0.0.1", h.metrics)
+	}
+	return token, err
 }
 
 // openHead starts the embedded server, or connects to the external one.
@@ -319,24 +350,32 @@ func (c command) openHead(ctx context.Context, h *head) (*bus.Bus, error) {
 	if len(h.nats) > 0 {
 		cfg.URLs, cfg.CredsFile, cfg.TLS.Fingerprint = h.nats, h.creds, c.Env("TROUPE_FINGERPRINT")
 		h.file.URL, h.file.CredsFile, h.file.Fingerprint = strings.Join(h.nats, ","), h.creds, cfg.TLS.Fingerprint
-		if token := c.Env("TROUPE_TOKEN"); token != "" && h.creds == "" {
+		if secret := cmp.Or(h.secret, c.Env("TROUPE_TOKEN")); secret != "" && h.creds == "" {
 			h.file.TokenFile = filepath.Join(h.store, "token")
 			cfg.TokenFile = h.file.TokenFile
-			if err := nodes.WritePrivate(h.file.TokenFile, []byte(token+"\n")); err != nil {
+			if err := nodes.WritePrivate(h.file.TokenFile, []byte(secret+"\n")); err != nil {
 				return nil, err
 			}
 		}
+		if file := c.Env("TROUPE_TOKEN_FILE"); file != "" && cfg.TokenFile == "" && h.creds == "" {
+			path, err := filepath.Abs(file)
+			if err != nil {
+				return nil, err
+			}
+			cfg.TokenFile, h.file.TokenFile = path, path
+		}
 		b, err := bus.Open(ctx, cfg)
 		if err != nil {
-			return nil, cli.NeedsAccess(cfg, err, "--creds FILE, TROUPE_CREDS or TROUPE_TOKEN")
+			return nil, cli.NeedsAccess(cfg, err, "--creds FILE, TROUPE_CREDS, TROUPE_TOKEN_FILE or TROUPE_TOKEN")
 		}
 		if err := b.CheckJetStream(ctx); err != nil {
 			return nil, errors.Join(err, b.Close())
 		}
 		return b, nil
 	}
+	_, err := os.Stat(portFile(h.store))
+	h.ranBefore = err == nil
 	cfg.Server = bus.ServerConfig{Listen: h.at.text, StoreDir: h.store, MaxStore: h.limit, SyncAlways: true, Replaceable: h.replaceable}
-	var err error
 	if cfg.Server.Token, h.file.TokenFile, err = keptToken(h.store, c.Env("TROUPE_TOKEN")); err != nil {
 		return nil, fmt.Errorf("token in %s: %w", h.store, err)
 	}

@@ -11,7 +11,6 @@ import (
 	"troupe/bus"
 	"troupe/cmd/troupe/cli"
 	"troupe/cmd/troupe/dashboard"
-	"troupe/cmd/troupe/doctor"
 	"troupe/nodes"
 	"troupe/placement"
 	"troupe/roles/registry"
@@ -20,11 +19,11 @@ import (
 // roleDescription is the JSON output of describe role.
 type roleDescription struct {
 	roleOutput
-	Ranks        []rankDescription    `json:"ranks"`
-	Methods      []methodDescription  `json:"methods_called"`
-	Lagging      []doctor.LaggingRank `json:"lagging"`
-	Reservations []placement.Record   `json:"reservations_held"`
-	Events       []nodes.Event        `json:"events"`
+	Ranks        []rankDescription       `json:"ranks"`
+	Methods      []methodDescription     `json:"methods_called"`
+	Lagging      []dashboard.LaggingRank `json:"lagging"`
+	Reservations []placement.Record      `json:"reservations_held"`
+	Events       []nodes.Event           `json:"events"`
 }
 
 type rankDescription struct {
@@ -71,7 +70,7 @@ func (c command) describeRole(ctx context.Context, name string) error {
 		if at < 0 {
 			return bus.Errorf(bus.CodeNotFound, "no role %q in this namespace; %s", name, cli.ThereAre(names))
 		}
-		d := roleDescription{roleOutput: roleJSON(all[at]), Ranks: []rankDescription{}, Methods: []methodDescription{}, Lagging: []doctor.LaggingRank{}, Reservations: []placement.Record{}, Events: []nodes.Event{}}
+		d := roleDescription{roleOutput: roleJSON(all[at]), Ranks: []rankDescription{}, Methods: []methodDescription{}, Lagging: []dashboard.LaggingRank{}, Reservations: []placement.Record{}, Events: []nodes.Event{}}
 		if err := d.collect(ctx, b, workers); err != nil {
 			return err
 		}
@@ -121,7 +120,7 @@ func (d *roleDescription) collect(ctx context.Context, b *bus.Bus, workers *dash
 			}
 			d.Methods = append(d.Methods, one)
 		}
-		d.Lagging = append(d.Lagging, doctor.Lagging(w.Ranks)...)
+		d.Lagging = append(d.Lagging, w.Lagging...)
 	}
 	for rank := range d.World {
 		one, ok := heard[rank]

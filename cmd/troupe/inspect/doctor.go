@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"troupe/actors/timeline"
 	"troupe/bus"
 	"troupe/cmd/troupe/cli"
 	"troupe/cmd/troupe/dashboard"
@@ -81,14 +82,17 @@ func (c command) doctor(ctx context.Context, listen time.Duration) error {
 		if errors.As(err, &usage) || ctx.Err() != nil {
 			return err
 		}
-		found := []doctor.Finding{{
-			Severity: doctor.Failure, Code: "nats_unreachable", Subject: "NATS " + bus.Redact(s.Bus.URLs...), Text: "the server cannot be reached, so that nothing else was checked",
-			Evidence: []string{err.Error()}, Next: "troupe up, or systemctl status troupe-head on its machine",
-		}}
+		var found []doctor.Finding
+		for _, reach := range dialAll(ctx, s.Bus.URLs) {
+			found = append(found, doctor.Unreachable(reach, err))
+		}
+		if len(found) == 0 {
+			found = []doctor.Finding{doctor.NoHead(err)}
+		}
 		return c.showDiagnosis(diagnosis{At: time.Now().UTC(), URL: bus.Redact(s.Bus.URLs...), Findings: found})
 	}
 	defer func() { _ = b.Close() }() // fails only if the server is gone
-	facts, err := collectFacts(ctx, b, listen)
+	facts, err := collectFacts(ctx, b, s.Bus.URLs, listen)
 	if err != nil {
 		return err
 	}
@@ -101,7 +105,7 @@ func (c command) doctor(ctx context.Context, listen time.Duration) error {
 }
 
 // collectFacts asks everything at once, while heartbeats are collected.
-func collectFacts(ctx context.Context, b *bus.Bus, listen time.Duration) (doctor.Facts, error) {
+func collectFacts(ctx context.Context, b *bus.Bus, urls []string, listen time.Duration) (doctor.Facts, error) {
 	var facts doctor.Facts
 	var mu sync.Mutex // guards Problems
 	began := time.Now()
@@ -129,7 +133,14 @@ func collectFacts(ctx context.Context, b *bus.Bus, listen time.Duration) (doctor
 		facts.Server = &state
 		return err
 	})
+	part("NATS servers", func(ctx context.Context) error {
+		if len(urls) > 1 { // one is connected
+			facts.Servers = dialAll(ctx, urls)
+		}
+		return nil
+	})
 	part("nodes and queue", func(ctx context.Context) error { return placementFacts(ctx, b, &facts) })
+	part("events", func(ctx context.Context) (err error) { facts.Lost, err = nodes.ReadLost(ctx, b); return err })
 	part("roles", func(ctx context.Context) (err error) { records, err = registry.All(ctx, b); return err })
 	part("pipelines", func(ctx context.Context) (err error) { facts.Pipelines, err = pipelineFacts(ctx, b); return err })
 	part("leases", func(ctx context.Context) (err error) { facts.Leases, err = leaseFacts(ctx, b); return err })
@@ -147,32 +158,82 @@ func collectFacts(ctx context.Context, b *bus.Bus, listen time.Duration) (doctor
 	for _, r := range records {
 		facts.Roles = append(facts.Roles, doctor.Role{RoleRecord: r, Ranks: heard[r.Address()]})
 	}
-	lateFacts(ctx, b, facts.Roles)
+	hangFacts(ctx, b, facts.Roles)
 	return facts, ctx.Err()
 }
 
-const maxHanging = 8 // roles whose flight recorders are asked for
+const (
+	maxHanging  = 8 // roles whose flight recorders and stacks are asked for
+	stacksWait  = 10 * time.Second
+	stacksApart = time.Second
+)
 
-// lateFacts asks the flight recorders of roles that hang which rank the others wait for.
-func lateFacts(ctx context.Context, b *bus.Bus, all []doctor.Role) {
+// hangFacts asks the roles that hang which rank the others wait for: the flight recorders, and if these do not tell, the stacks.
+func hangFacts(ctx context.Context, b *bus.Bus, all []doctor.Role) {
 	var group sync.WaitGroup
 	asked := 0
 	for i := range all {
 		r := &all[i]
-		if asked == maxHanging || !doctor.Hangs(r.Ranks) {
+		if asked == maxHanging || !dashboard.Hangs(r.Ranks) || len(dashboard.Lagging(r.Ranks)) > 0 {
 			continue
 		}
 		asked++
 		group.Go(func() {
-			ctx, cancel := context.WithTimeout(ctx, factWait)
-			defer cancel()
-			t, err := roles.Timeline(ctx, b, roles.TimelineQuery{Namespace: r.Namespace, Roles: []string{r.Name}, Last: time.Minute})
-			if err == nil { // otherwise the heartbeats say what there is to say
-				r.Late = t.Late()
+			if r.Late = lateRanks(ctx, b, r.RoleRecord); !slices.ContainsFunc(r.Late, doctor.IsAbsent) {
+				r.Stacks = differingRanks(ctx, b, r.RoleRecord)
 			}
 		})
 	}
 	group.Wait()
+}
+
+// lateRanks is what the flight recorders of a role say; nothing if they do not answer.
+func lateRanks(ctx context.Context, b *bus.Bus, r registry.RoleRecord) []timeline.Late {
+	ctx, cancel := context.WithTimeout(ctx, factWait)
+	defer cancel()
+	t, err := roles.Timeline(ctx, b, roles.TimelineQuery{Namespace: r.Namespace, Roles: []string{r.Name}, Last: time.Minute})
+	if err != nil {
+		return nil
+	}
+	return t.Late()
+}
+
+// differingRanks compares the stacks of a role's workers at two moments; nothing if they cannot be read. A rank that passes a place by chance
+// is not there at both.
+func differingRanks(ctx context.Context, b *bus.Bus, r registry.RoleRecord) (moments [][]nodes.DifferingRank) {
+	ctx, cancel := context.WithTimeout(ctx, stacksWait)
+	defer cancel()
+	rt, err := roles.Open(ctx, roles.Config{Bus: b, Namespace: r.Namespace, Name: "doctor"})
+	if err != nil {
+		return nil
+	}
+	defer func() { _ = rt.Close(context.WithoutCancel(ctx)) }() // it has created nothing
+	cl, err := rt.Attach(ctx, r.Name)
+	if err != nil {
+		return nil
+	}
+	for range 2 {
+		stacks, err := cl.Stacks(ctx)
+		if err != nil {
+			return nil // they are goroutines of their driver
+		}
+		moments = append(moments, nodes.Differing(stacks))
+		if len(moments) == 1 && bus.Sleep(ctx, stacksApart) != nil {
+			return nil
+		}
+	}
+	return moments
+}
+
+// dialAll tries to reach the ports of all servers at once.
+func dialAll(ctx context.Context, urls []string) []doctor.Reach {
+	out := make([]doctor.Reach, len(urls))
+	var group sync.WaitGroup
+	for i, url := range urls {
+		group.Go(func() { out[i] = doctor.Dial(ctx, url) })
+	}
+	group.Wait()
+	return out
 }
 
 func headFacts(ctx context.Context, b *bus.Bus) *doctor.Head {
@@ -182,11 +243,8 @@ func headFacts(ctx context.Context, b *bus.Bus) *doctor.Head {
 	if status == nil {
 		return nil
 	}
-	h := &doctor.Head{Version: status.Version, Replicas: status.Replicas, Clustered: status.Clustered, Store: status.Store}
-	if !status.Now.IsZero() {
-		h.HasClock, h.Clock = true, nodes.ClockReading{Offset: status.Now.Sub(sent.Add(took / 2)), Error: took / 2}
-	}
-	return h
+	clock := nodes.ClockReading{Offset: status.Now.Sub(sent.Add(took / 2)), Error: took / 2}
+	return &doctor.Head{Version: status.Version, Replicas: status.Replicas, Clustered: status.Clustered, Clock: clock, Store: status.Store}
 }
 
 // placementFacts reads the nodes, the queue and the ledger, and asks every agent about its machine.
@@ -205,7 +263,7 @@ func placementFacts(ctx context.Context, b *bus.Bus, facts *doctor.Facts) error 
 		return err
 	}
 	facts.Waiting = held.Waiting
-	if facts.Ledger, err = client.Ledger(ctx); err != nil && bus.CodeOf(err) != bus.CodeVersion {
+	if facts.Ledger, err = client.Ledger(ctx); err != nil {
 		return err
 	}
 	facts.Nodes = make([]doctor.Node, len(list))

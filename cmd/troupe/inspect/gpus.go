@@ -16,7 +16,7 @@ func newGPUs(c command) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "gpus",
 		Short: "Show the devices of all nodes, their state and their holders",
-		Long: `Gpus prints every device that the nodes report: memory, load and temperature where the driver has them, the role and rank that
+		Long: `Gpus prints every device that the nodes report: memory, load and temperature where the driver has them, the namespace, role and rank that
 hold it, and its faults. The last column of a node that is not ready has the reason.`,
 		Example: "  troupe gpus\n  troupe gpus --watch\n  troupe gpus --json | jq -r 'select(.held_by == null) | .device.uuid'",
 		Args:    cobra.NoArgs,
@@ -76,13 +76,13 @@ func deviceRows(ctx context.Context, client *placement.Client) ([]gpu.Row, error
 	return rows, nil
 }
 
-// holdersOf maps the UUID of a device to the role and rank that hold it.
+// holdersOf maps the UUID of a device to the namespace, role and rank that hold it.
 func holdersOf(records []placement.Record) map[string][]gpu.Holder {
 	holders := map[string][]gpu.Holder{}
 	for _, r := range records {
 		for _, w := range r.Workers {
 			for _, s := range w.Slots {
-				holders[s.UUID] = append(holders[s.UUID], gpu.Holder{Role: cmp.Or(r.Holder, r.ID), Rank: w.Rank, Milli: int(s.Share)})
+				holders[s.UUID] = append(holders[s.UUID], gpu.Holder{Namespace: r.Namespace, Role: cmp.Or(r.Holder, r.ID), Rank: w.Rank, Milli: int(s.Share)})
 			}
 		}
 	}

@@ -44,7 +44,7 @@ type nodeOverview struct {
 	Name    string            `json:"name"`
 	State   string            `json:"state"`
 	Why     string            `json:"why,omitempty"`
-	Version string            `json:"version,omitempty"` // of its agent; empty if that does not answer or is too old
+	Version string            `json:"version,omitempty"` // of its agent; empty if that does not answer
 	Labels  map[string]string `json:"labels,omitempty"`
 	Devices int               `json:"devices"`
 	Held    int               `json:"held"`
@@ -108,8 +108,8 @@ func look(ctx context.Context, b *bus.Bus, s cli.Server) (overview, error) {
 		return view, err
 	}
 	view.Held, view.Waiting = held.Records, held.Waiting
-	if view.Ledger, err = client.Ledger(ctx); err != nil && bus.CodeOf(err) != bus.CodeVersion {
-		return view, err // a head of an older version does not serve this request
+	if view.Ledger, err = client.Ledger(ctx); err != nil {
+		return view, err
 	}
 	view.Nodes = lookAtNodes(ctx, b, list, held.Records)
 	if view.Namespaces, err = registry.Namespaces(ctx, b); err != nil {

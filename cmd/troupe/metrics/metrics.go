@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -26,10 +27,12 @@ import (
 // scrapeWait bounds the wait of a scrape for the placement service.
 const scrapeWait = 5 * time.Second
 
-// headMetrics collects the metrics of a head from the placement service at each scrape; it keeps no state.
+// headMetrics collects the metrics of a head from the placement service at each scrape.
 type headMetrics struct {
 	b      *bus.Bus
 	client *placement.Client
+	events *dashboard.Events
+	meter  *deviceMeter
 	log    *slog.Logger
 }
 
@@ -37,10 +40,14 @@ type headMetrics struct {
 var (
 	upDesc       = describe("up", "1 if the placement service answers.")
 	infoDesc     = describe("head_info", "1; its label is the version of the head.", "version")
+	badDesc      = describe("malformed_messages_total", "Messages to the head that could not be read and were dropped.")
 	refusedDesc  = describe("connections_refused_total", "Connections without credentials.")
 	storeDesc    = describe("store_bytes", "Bytes of the head's store: used, reserved (set aside for streams), limit (--store-limit), free (on its disk).", "kind")
 	fullDesc     = describe("store_full", "1 if the head's store takes no writes, because its disk is full or cannot be written.")
+	leaderDesc   = describe("leader", "1; its label is the head whose placement service leads.", "leader")
+	epochDesc    = describe("leader_epoch", "Number of the leader's term; it grows with each change of the leader.")
 	nodeDesc     = describe("node_ready", "1 if the node is ready, 0 if it is lost or has yet to show its devices.", "node")
+	lostDesc     = describe("node_lost", "1 for a node that was lost in the last day, has not returned and is not cordoned.", "node")
 	cordonDesc   = describe("node_cordoned", "1 if an operator wants nothing new on the node.", "node")
 	deviceDesc   = describe("device_held", "1 if the device or a part of it is reserved.", "node", "index", "uuid", "model")
 	unfitDesc    = describe("device_unfit", "1 if the device must not be granted, for its health or a foreign process.", "node", "index", "uuid", "model")
@@ -83,13 +90,22 @@ func Serve(at, token string, b *bus.Bus, log *slog.Logger) (where string, stop f
 		client.Close()
 		return "", nil, errors.Join(err, listener.Close())
 	}
+	measured, err := watchMeasured(b)
+	if err != nil {
+		observer.Close()
+		events.Close()
+		client.Close()
+		return "", nil, errors.Join(err, listener.Close())
+	}
+	meter := &deviceMeter{owners: map[deviceOwner]*deviceUse{}}
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(&headMetrics{b: b, client: client, log: log}, &roleMetrics{b: b, workers: observer.Workers, traffic: observer.Traffic, log: log}, &pipelineMetrics{b: b, log: log}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry.MustRegister(&headMetrics{b: b, client: client, events: events, meter: meter, log: log}, &roleMetrics{b: b, workers: observer.Workers, traffic: observer.Traffic, log: log}, &pipelineMetrics{b: b, log: log}, measured, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	handler := dashboard.Handler(dashboard.Config{
 		Bus: b, Observer: observer, Token: token,
 		Metrics: promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4, Timeout: 2 * scrapeWait}),
 	})
-	server := &http.Server{Handler: handler, ReadHeaderTimeout: scrapeWait}
+	limit := newConnections(bus.MaxPageConnections())
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: scrapeWait, IdleTimeout: idleLimit, ConnState: limit.changed}
 	doneCh := make(chan struct{})
 	go func() {
 		defer close(doneCh)
@@ -98,13 +114,15 @@ func Serve(at, token string, b *bus.Bus, log *slog.Logger) (where string, stop f
 		}
 	}()
 	ctx, cancel := context.WithCancel(context.Background())
-	exportedCh := make(chan struct{})
-	go func() { defer close(exportedCh); Export(ctx, registry, log) }()
+	var group sync.WaitGroup
+	group.Go(func() { Export(ctx, registry, log) })
+	group.Go(func() { meter.run(ctx, client) })
 	return listener.Addr().String(), func() {
 		cancel()
-		<-exportedCh
+		group.Wait()
 		_ = server.Close() // a running scrape fails, and the next one reports the same
 		<-doneCh
+		measured.close()
 		observer.Close()
 		events.Close()
 		client.Close()
@@ -118,6 +136,7 @@ func (m *headMetrics) Describe(ch chan<- *prometheus.Desc) { prometheus.Describe
 func (m *headMetrics) Collect(ch chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), scrapeWait)
 	defer cancel()
+	ch <- prometheus.MustNewConstMetric(badDesc, prometheus.CounterValue, float64(m.b.MalformedCount()))
 	ch <- prometheus.MustNewConstMetric(refusedDesc, prometheus.CounterValue, float64(m.b.Refused()))
 	t := gauges(ch)
 	t.send(infoDesc, 1, cli.Version)
@@ -145,10 +164,26 @@ func (m *headMetrics) Collect(ch chan<- prometheus.Metric) {
 			}
 		}
 	}
+	m.meter.read(list.Records, time.Now())
+	m.meter.send(t)
 	for _, n := range all {
 		t.node(n, held)
 	}
+	for _, name := range m.events.Lost(time.Now()) {
+		if !slices.ContainsFunc(all, func(n placement.NodeStatus) bool { return n.Report.Node == name && closed(n) }) {
+			t.send(lostDesc, 1, name)
+		}
+	}
 	t.queue(list)
+	if status, err := m.client.Ledger(ctx); err == nil {
+		t.send(leaderDesc, 1, status.Leader)
+		t.send(epochDesc, float64(status.Epoch))
+	}
+}
+
+// closed reports whether the node as a whole is cordoned: an operator has taken it out of service.
+func closed(n placement.NodeStatus) bool {
+	return slices.ContainsFunc(n.Cordons, func(c placement.Cordon) bool { return c.Device == "" })
 }
 
 // gauges sends gauges to a channel.
@@ -167,7 +202,9 @@ func one(yes bool) float64 {
 
 func (t gauges) node(n placement.NodeStatus, held map[string]bool) {
 	name := n.Report.Node
-	t.send(nodeDesc, one(n.Rank >= 0 && n.State == placement.NodeReady), name)
+	if n.Rank >= 0 { // of others only the cordons are left
+		t.send(nodeDesc, one(n.State == placement.NodeReady), name)
+	}
 	t.send(cordonDesc, one(len(n.Cordons) > 0), name)
 	for _, d := range n.Report.Devices {
 		index := strconv.Itoa(d.Index)

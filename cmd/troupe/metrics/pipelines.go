@@ -40,6 +40,10 @@ var (
 	streamDesc     = describe("jetstream_stream_bytes", "Bytes of a stream.", "stream")
 	streamMaxDesc  = describe("jetstream_stream_bytes_max", "The bound of a stream, where it has one.", "stream")
 	streamMsgsDesc = describe("jetstream_stream_messages", "Messages of a stream.", "stream")
+	replicasDesc   = describe("jetstream_stream_replicas", "Replicas that a stream should have.", "stream")
+	currentDesc    = describe("jetstream_stream_replicas_current", "Replicas of a stream that are up to date, on servers that run.", "stream")
+	ledDesc        = describe("jetstream_stream_leader", "1 if a server leads the stream, 0 if it takes no messages.", "stream")
+	quorumDesc     = describe("jetstream_quorum", "0 if most servers of the NATS cluster are gone, so that nothing is stored.")
 	roundTripDesc  = describe("nats_round_trip_seconds", "Time of a round trip between the head and its NATS server.")
 )
 
@@ -84,15 +88,22 @@ func (t gauges) count(desc *prometheus.Desc, value uint64, labels ...string) {
 
 func (t gauges) jetStream(s bus.ServerState) {
 	t.send(roundTripDesc, s.RoundTrip.Seconds())
+	t.send(quorumDesc, one(!s.NoQuorum && !slices.ContainsFunc(s.Streams, bus.StreamUsage.QuorumLost)))
+	if s.NoQuorum {
+		return
+	}
 	t.send(jetStreamDesc, float64(s.StoreUsed), "used")
 	if s.StoreLimit > 0 {
 		t.send(jetStreamDesc, float64(s.StoreLimit), "limit")
 	}
-	for _, one := range s.Streams[:min(len(s.Streams), maxStreamMetrics)] {
-		t.send(streamDesc, float64(one.Bytes), one.Name)
-		t.send(streamMsgsDesc, float64(one.Messages), one.Name)
-		if one.MaxBytes > 0 {
-			t.send(streamMaxDesc, float64(one.MaxBytes), one.Name)
+	for _, stream := range s.Streams[:min(len(s.Streams), maxStreamMetrics)] {
+		t.send(streamDesc, float64(stream.Bytes), stream.Name)
+		t.send(streamMsgsDesc, float64(stream.Messages), stream.Name)
+		t.send(replicasDesc, float64(stream.Replicas), stream.Name)
+		t.send(currentDesc, float64(stream.Current()), stream.Name)
+		t.send(ledDesc, one(!stream.Leaderless()), stream.Name)
+		if stream.MaxBytes > 0 {
+			t.send(streamMaxDesc, float64(stream.MaxBytes), stream.Name)
 		}
 	}
 }

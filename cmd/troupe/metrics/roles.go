@@ -9,6 +9,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/values"
 	"troupe/cmd/troupe/dashboard"
 	"troupe/roles/registry"
 )
@@ -33,6 +34,8 @@ var (
 	queuedDesc   = describe("role_calls_queued", "Calls that wait in the workers' queues.", "namespace", "role")
 	runningDesc  = describe("role_calls_running", "Calls that run.", "namespace", "role")
 	oldestDesc   = describe("role_call_running_seconds_max", "How long the oldest running call of a role has been running.", "namespace", "role")
+	laggingDesc  = describe("role_ranks_lagging", "Ranks that the other ranks of a role wait for: most have been in one method for five seconds, and these are elsewhere.", "namespace", "role")
+	slowestDesc  = describe("role_slowest_rank_ratio", "Mean run time of a method on its slowest rank, divided by that of the median rank, since the workers started.", "namespace", "role", "method")
 	errorsDesc   = describe("role_call_errors_total", "Calls that ended with an error.", "namespace", "role", "method")
 	gathersDesc  = describe("role_gathers_pending", "Calls on a role that its callers still wait for: some of its ranks have not answered.", "namespace", "role")
 	waitedDesc   = describe("role_gather_pending_seconds_max", "How long the oldest of them has been waited for.", "namespace", "role")
@@ -77,7 +80,7 @@ func (m *roleMetrics) Collect(ch chan<- prometheus.Metric) {
 
 func (t gauges) traffic(from *dashboard.Traffic) {
 	for _, n := range from.Namespaces() {
-		for p := range bus.TrafficPaths {
+		for p := range values.TrafficPaths {
 			t.count(bytesDesc, n.Sent[p], n.Namespace, p.String(), "sent")
 			t.count(bytesDesc, n.Received[p], n.Namespace, p.String(), "received")
 		}
@@ -111,6 +114,10 @@ func (t gauges) workers(r dashboard.RoleWorkers) {
 	t.send(queuedDesc, float64(queued), r.Namespace, r.Role)
 	t.send(runningDesc, float64(running), r.Namespace, r.Role)
 	t.send(oldestDesc, oldest, r.Namespace, r.Role)
+	t.send(laggingDesc, float64(len(r.Lagging)), r.Namespace, r.Role)
+	for _, s := range r.Skews {
+		t.send(slowestDesc, s.Ratio, r.Namespace, r.Role, s.Method)
+	}
 	for _, m := range r.Methods {
 		t <- prometheus.MustNewConstMetric(errorsDesc, prometheus.CounterValue, float64(m.Errors), r.Namespace, r.Role, m.Method)
 		buckets, n := map[float64]uint64{}, uint64(0)

@@ -119,6 +119,11 @@ func (c command) showStatuses(s cli.Server, all []pipeline.Status) error {
 		if err := c.Table("STREAM DEPTH OF BYTES IN_S OUT_S OLDEST BLOCKED DROPPED STALE LATE", streamRows(st)); err != nil {
 			return err
 		}
+		for _, s := range st.Stages {
+			if d := s.Death; d != nil {
+				c.Printf("stage %s has no workers: role %s died %s (%s): %s\n", s.Name, d.Role, cli.Age(d.At), d.At.Format(time.RFC3339), d.Cause)
+			}
+		}
 		c.Printf("\n")
 	}
 	return nil
@@ -128,9 +133,14 @@ func stageRows(st pipeline.Status) [][]string {
 	var rows [][]string
 	for _, s := range st.Stages {
 		state := "runs"
-		if s.Paused {
+		switch {
+		case s.Death != nil:
+			state = "dead"
+		case s.Workers == 0 && s.Restarting > 0:
+			state = "restarts"
+		case s.Paused:
 			state = "paused"
-		} else if st.Draining {
+		case st.Draining:
 			state = "drains"
 		}
 		role := s.Role

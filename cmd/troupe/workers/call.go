@@ -10,6 +10,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/calls"
 	"troupe/cmd/troupe/cli"
 	"troupe/dispatch"
 	"troupe/roles"
@@ -146,7 +147,7 @@ func (c command) progress(f *dispatch.Future) (stop func()) {
 	return func() { close(stopCh); <-doneCh }
 }
 
-func waitingFor(ps []bus.Progress) string {
+func waitingFor(ps []calls.Progress) string {
 	answered, example := 0, ""
 	for _, p := range ps {
 		switch {

@@ -1,4 +1,5 @@
-"""Colocation and weight sync: the trainer and the rollout engine share devices, and weights go from one to the other without the driver."""
+"""Colocation and weight sync: the trainer and the rollout engine share devices, and weights go from one to the other
+without the driver."""
 
 import numpy as np
 
@@ -34,7 +35,9 @@ def main():
         print("train on", list(train.rank2devices.values()), "infer on", list(infer.rank2devices.values()))
         for step in range(3):
             train.train_step()
-            weights = train.workers[0].export.remote()  # the array stays with rank 0, and the engines fetch it from there
+            weights = train.workers[
+                0
+            ].export.remote()  # the array stays with rank 0, and the engines fetch it from there
             print("step", step, "weights", infer.load(weights))
 
 

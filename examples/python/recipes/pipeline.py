@@ -1,4 +1,5 @@
-"""An asynchronous pipeline with a killed worker: every stage at its own pace, durable streams between them, and no sample is lost."""
+"""An asynchronous pipeline with a killed worker: every stage at its own pace, durable streams between them, and no
+sample is lost."""
 
 import os
 import signal

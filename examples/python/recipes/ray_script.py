@@ -1,5 +1,5 @@
-"""A script for Ray: actors with a parameter server, tasks, put, wait and a placement group. `python -m troupe.ray ray_script.py` runs it
-unchanged; ray_port.py is the same written for Troupe."""
+"""A script for Ray: actors with a parameter server, tasks, put, wait and a placement group. `python -m troupe.ray
+ray_script.py` runs it unchanged; ray_port.py is the same written for Troupe."""
 
 import numpy as np
 import ray
@@ -42,7 +42,10 @@ def main():
     ray.get(group.ready())
     server = ParameterServer.options(name="server", num_cpus=0).remote(4)
     workers = [
-        Worker.options(scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=i)).remote(i) for i in range(3)
+        Worker.options(
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=i)
+        ).remote(i)
+        for i in range(3)
     ]
     weights = server.get.remote()
     for _ in range(3):

@@ -1,4 +1,5 @@
-"""Checkpoint and recovery: a GRPO loop whose trainer is killed in the middle. The role restarts, loads its checkpoint and goes on.
+"""Checkpoint and recovery: a GRPO loop whose trainer is killed in the middle. The role restarts, loads its checkpoint
+and goes on.
 
 Nothing polls: the call that was under way raises WorkerLostError, and the next one waits for the restarted role.
 """
@@ -53,7 +54,9 @@ def main(steps=12, killed_at=7):
     path = os.path.join(tempfile.mkdtemp(), "checkpoint.npz")
     with troupe.init(gpus="none"):
         rollout = Cluster("rollout", Rollout, worker_config=WorkerConfig(world_size=2))
-        train = Cluster("actor_train", Trainer, worker_config=WorkerConfig(world_size=2, policy="restart_role", restarts=2))
+        train = Cluster(
+            "actor_train", Trainer, worker_config=WorkerConfig(world_size=2, policy="restart_role", restarts=2)
+        )
         train.on_death(lambda death: print("rank", death.rank, "died", file=sys.stderr))
         train.initialize(path)
         step, weight = train.state()

@@ -20,7 +20,9 @@ class Hello(Worker):
 def main():
     with troupe.init("auto"):
         print("nodes", sorted(n["name"] for n in troupe.nodes() if n["alive"]))
-        workers = Cluster("hello", Hello, worker_config=WorkerConfig(world_size=2, num_gpus_per_worker=1, strategy="STRICT_SPREAD"))
+        workers = Cluster(
+            "hello", Hello, worker_config=WorkerConfig(world_size=2, num_gpus_per_worker=1, strategy="STRICT_SPREAD")
+        )
         print("ranks", workers.execute_all_sync("where"), "on", sorted(workers.worker2nodes.values()))
 
 

@@ -17,7 +17,9 @@ if "RAY_TMPDIR" not in os.environ:  # sessions of other processes of this machin
 @pytest.fixture(scope="module")
 def session():
     """One node with four CPUs, two devices and resources of other names."""
-    ray.init(address="local", num_cpus=4, num_gpus=2, resources={"a": 1, "cpu": 3}, include_dashboard=REAL)  # Ray answers ray.util.state there
+    ray.init(
+        address="local", num_cpus=4, num_gpus=2, resources={"a": 1, "cpu": 3}, include_dashboard=REAL
+    )  # Ray answers ray.util.state there
     yield ray
     ray.shutdown()
 

@@ -14,7 +14,7 @@ def module(name):
     return importlib.import_module(f"{NAME}.{name}")
 
 
-def eventually(condition, what, seconds=20.0):
+def eventually(condition, what, seconds=90.0):
     """Waits until the condition holds."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

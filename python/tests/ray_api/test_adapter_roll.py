@@ -1,4 +1,5 @@
-"""troupe.adapters.roll with a stand-in of ROLL: real workers, real calls. `make adapters-check` runs ROLL's own tests with the adapter."""
+"""troupe.adapters.roll with a stand-in of ROLL: real workers, real calls. `make adapters-check` runs ROLL's own tests
+with the adapter."""
 
 import os
 

@@ -1,4 +1,5 @@
-"""troupe.adapters.verl with a stand-in of verl: real workers, real calls. `make adapters-check` runs verl's own tests with the adapter."""
+"""troupe.adapters.verl with a stand-in of verl: real workers, real calls. `make adapters-check` runs verl's own tests
+with the adapter."""
 
 import os
 import time
@@ -74,7 +75,12 @@ def test_each_shard_is_encoded_once(group):
 
 def test_arguments_of_a_method_by_name(group):
     """Lists as long as the group are divided if all arguments are some."""
-    assert group.execute_all_sync("plain", [1, 2, 3, 4], value=["a", "b", "c", "d"]) == [(1, "a"), (2, "b"), (3, "c"), (4, "d")]
+    assert group.execute_all_sync("plain", [1, 2, 3, 4], value=["a", "b", "c", "d"]) == [
+        (1, "a"),
+        (2, "b"),
+        (3, "c"),
+        (4, "d"),
+    ]
     assert group.execute_all_sync("plain", [1, 2, 3, 4], value="a") == [([1, 2, 3, 4], "a")] * 4
     assert ray.get(group.execute_all_async("plain", 1, 2)) == [(1, 2)] * 4
 
@@ -98,7 +104,9 @@ def test_groups_of_a_pool_share_its_devices(verl):
 
 
 def test_a_pool_that_can_never_be_had_is_refused(verl):
-    with pytest.raises(ValueError, match="needs 3 CPU, 3 GPU on one node, which no node has; the nodes have: 16 CPU, 2 GPU"):
+    with pytest.raises(
+        ValueError, match="needs 3 CPU, 3 GPU on one node, which no node has; the nodes have: 16 CPU, 2 GPU"
+    ):
         verl.TroupeResourcePool([3]).get_placement_groups()
     with pytest.raises(ValueError, match="needs 3 GPU in all"):
         verl.TroupeResourcePool([1, 1, 1]).get_placement_groups()

@@ -32,7 +32,12 @@ print(*[c.__name__ for c in (ResourceManager, Cluster, RayResourcePool, RayWorke
 
 def run(*command):
     return subprocess.run(
-        [sys.executable, "-m", "troupe.ray", *command], env={**os.environ, "PYTHONPATH": STANDINS}, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100
+        [sys.executable, "-m", "troupe.ray", *command],
+        env={**os.environ, "PYTHONPATH": STANDINS},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=100,
     )
 
 
@@ -50,7 +55,14 @@ def test_an_unknown_adapter_is_refused():
 
 def test_adapters_need_troupe_ray():
     done = subprocess.run(
-        [sys.executable, "-c", "import sys, types\nsys.modules['ray'] = types.ModuleType('ray')\nfrom troupe.adapters._workers import require_troupe_ray as r\nr('verl')"],
-        capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-c",
+            "import sys, types\nsys.modules['ray'] = types.ModuleType('ray')\nfrom troupe.adapters._workers import "
+            "require_troupe_ray as r\nr('verl')",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
     assert "ImportError: the adapter for verl needs troupe.ray in place of ray" in done.stderr

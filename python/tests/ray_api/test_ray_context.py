@@ -1,6 +1,9 @@
-"""What a task or actor knows of itself, texts of errors, groups in functions that are shipped by value. Also passes against Ray."""
+"""What a task or actor knows of itself, texts of errors, groups in functions that are shipped by value. Also passes
+against Ray."""
 
+import asyncio
 import builtins
+import json
 import os
 import pathlib
 import subprocess
@@ -10,7 +13,7 @@ import time
 import numpy as np
 import pytest
 
-from ray_api.raytest import REAL, module, ray
+from ray_api.raytest import REAL, eventually, module, ray
 
 strategies = module("util.scheduling_strategies")
 
@@ -19,7 +22,12 @@ def test_context_of_tasks_and_actors(session):
     @ray.remote(num_cpus=0)
     def task():
         context = ray.get_runtime_context()
-        return context.get_task_name(), context.get_task_function_name(), context.get()["task_id"].hex() == context.get_task_id(), "actor_id" in context.get()
+        return (
+            context.get_task_name(),
+            context.get_task_function_name(),
+            context.get()["task_id"].hex() == context.get_task_id(),
+            "actor_id" in context.get(),
+        )
 
     name, function, same, actor = ray.get(task.options(name="other").remote())
     assert (name, same, actor) == ("other", True, False)
@@ -31,7 +39,12 @@ def test_context_of_tasks_and_actors(session):
     class Actor:
         def names(self):
             context = ray.get_runtime_context()
-            return context.get_task_name(), context.get_task_function_name(), context.get_task_id(), context.get()["actor_id"].hex()
+            return (
+                context.get_task_name(),
+                context.get_task_function_name(),
+                context.get_task_id(),
+                context.get()["actor_id"].hex(),
+            )
 
     handle = Actor.remote()
     ref = handle.names.remote()
@@ -124,12 +137,12 @@ def test_groups_in_tasks(session):
     @ray.remote(num_cpus=0)
     def ready():
         group = ray.util.placement_group([{"CPU": 1}])
-        ray.get(group.ready(), timeout=30)
+        ray.get(group.ready(), timeout=90)
         return group.bundle_specs
 
     assert ray.get(ready.remote()) == [{"CPU": 1}]
     group = ray.util.placement_group([{"CPU": 1}])
-    ray.get(group.ready(), timeout=30)
+    ray.get(group.ready(), timeout=90)
 
     @ray.remote(num_cpus=0)
     def current():
@@ -140,7 +153,9 @@ def test_groups_in_tasks(session):
     def nested(**options):
         return ray.get(current.options(**options).remote())
 
-    captured = nested.options(scheduling_strategy=strategies.PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=True))
+    captured = nested.options(
+        scheduling_strategy=strategies.PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=True)
+    )
     assert ray.get(captured.remote()) == group.id.hex()
     numbered = current.options(scheduling_strategy=strategies.PlacementGroupSchedulingStrategy(group, np.int64(0)))
     assert ray.get(numbered.remote()) == group.id.hex()
@@ -174,7 +189,8 @@ def test_class_of_the_main_program_belongs_to_its_file(tmp_path):
         "@ray.remote(num_cpus=0)\n"
         "class Actor(Base):\n"
         "    def modules(self):\n"
-        "        return [c.__module__ for c in type(self).__mro__], type(self).__qualname__, Base(), ray.get_runtime_context().get_task_function_name()\n"
+        "        return [c.__module__ for c in type(self).__mro__], type(self).__qualname__, Base(), "
+        "ray.get_runtime_context().get_task_function_name()\n"
         "@ray.remote(num_cpus=0)\n"
         "def task():\n"
         "    return ray.get_runtime_context().get_task_function_name()\n"
@@ -185,4 +201,52 @@ def test_class_of_the_main_program_belongs_to_its_file(tmp_path):
     )
     command = [sys.executable, str(script)] if REAL else [sys.executable, "-m", "troupe.ray", str(script)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert "['program', '__main__', '__main__', 'builtins'] Actor program.Actor.modules program.task" in done.stdout, done.stdout + done.stderr
+    assert "['program', '__main__', '__main__', 'builtins'] Actor program.Actor.modules program.task" in done.stdout, (
+        done.stdout + done.stderr
+    )
+
+
+@ray.remote(num_cpus=0)
+def timed(seconds):
+    time.sleep(seconds)
+
+
+@ray.remote(num_cpus=0)
+class Timed:
+    def work(self, seconds):
+        with module("_private.profiling").profile("a section"):
+            time.sleep(seconds)
+
+
+@ray.remote(num_cpus=0)
+class AsyncTimed:
+    async def work_async(self, seconds):
+        await asyncio.sleep(seconds)
+
+
+def test_timeline(session, tmp_path):
+    """The executions of tasks and methods as events of the Chrome trace format, returned or in a file."""
+    actors = [Timed.remote(), Timed.options(max_concurrency=2).remote(), AsyncTimed.remote()]
+    before = time.time()
+    ray.get([timed.remote(0.2), *(a.work.remote(0.2) for a in actors[:2]), actors[2].work_async.remote(0.2)])
+    after = time.time()
+
+    def seen(category):
+        return [e for e in ray.timeline() if e["cat"].endswith(category)]
+
+    for category, name, least in (
+        ("timed", "timed", 1),
+        ("::Timed.work", "work", 2),
+        ("AsyncTimed.work_async", "work_async", 1),
+        ("Timed.__init__", "__init__", 3),
+        *((("a section", "a section", 2),) if not REAL else ()),  # Ray has them with RAY_PROFILING=1 alone
+    ):
+        eventually(lambda category=category, least=least: len(seen(category)) >= least, category, 60)
+        for event in seen(category):
+            assert event["ph"] == "X" and event["name"].endswith(name) and event["pid"] and event["tid"], event
+            if name != "__init__":
+                assert 0.15e6 <= event["dur"] <= (after - before) * 1e6 + 0.1e6, event
+                assert (before - 1) * 1e6 <= event["ts"] <= after * 1e6, event
+    path = tmp_path / "trace.json"
+    assert ray.timeline(str(path)) is None
+    assert "Timed.work" in {e["cat"].removeprefix("task::") for e in json.loads(path.read_text())}

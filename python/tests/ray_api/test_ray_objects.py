@@ -3,12 +3,13 @@
 import contextvars
 import gc
 import os
+import threading
 import time
 
 import numpy
 import pytest
 
-from ray_api.raytest import REAL, eventually, ray
+from ray_api.raytest import REAL, eventually, module, ray
 
 
 @ray.remote(num_cpus=0)
@@ -41,7 +42,7 @@ def kill(actor):
     ray.kill(actor)
     eventually(lambda: not os.path.exists(f"/proc/{pid}"), "the process has ended")
     with pytest.raises(ray.exceptions.RayActorError):
-        ray.get(actor.pid.remote(), timeout=20)
+        ray.get(actor.pid.remote(), timeout=90)
 
 
 @ray.remote(num_cpus=0)
@@ -69,10 +70,22 @@ def test_put_copies(session, length):
 def test_large_objects_in_all_places(session):
     ref = ray.put(numpy.full(1 << 18, 2.0))
     reader, other = Reader.remote(), AsyncReader.remote()
-    assert ray.get([reader.first.remote(ref), other.first.remote(ref), first.remote(ref), reader.first_inside.remote({"ref": ref})]) == [2.0] * 4
+    assert (
+        ray.get(
+            [
+                reader.first.remote(ref),
+                other.first.remote(ref),
+                first.remote(ref),
+                reader.first_inside.remote({"ref": ref}),
+            ]
+        )
+        == [2.0] * 4
+    )
     given = [ray.get(a.give.remote())["ref"] for a in (reader, other)]
     assert [r[0] for r in ray.get(given)] == [7.0, 8.0]
-    assert ray.get([other.first.remote(given[0]), reader.first.remote(given[1]), first.remote(reader.made.remote())]) == [7.0, 8.0, 3.0]
+    assert ray.get(
+        [other.first.remote(given[0]), reader.first.remote(given[1]), first.remote(reader.made.remote())]
+    ) == [7.0, 8.0, 3.0]
     with pytest.raises(ValueError):
         ray.get(ref)[0] = 1.0  # read-only
 
@@ -86,7 +99,10 @@ def test_result_outlives_its_actor(session):
     assert ray.get(third.kept.remote()) == 3.0
     kill(reader)
     assert ray.get(ref)[0] == 3.0
-    assert ray.get([first.remote(ref), other.first.remote(ref), other.kept.remote(), third.kept.remote()], timeout=60) == [3.0] * 4
+    assert (
+        ray.get([first.remote(ref), other.first.remote(ref), other.kept.remote(), third.kept.remote()], timeout=60)
+        == [3.0] * 4
+    )
     del ref
     assert ray.get([other.kept.remote(), third.kept.remote()], timeout=60) == [3.0] * 2
 
@@ -138,7 +154,7 @@ def test_object_ends_with_its_owner(session):
 
     def lost():
         try:
-            ray.get(ref, timeout=20)
+            ray.get(ref, timeout=90)
         except ray.exceptions.OwnerDiedError:
             return True
         return False  # Ray has a copy for a moment
@@ -197,7 +213,8 @@ def test_context_that_outlives_its_call_holds_no_argument(session):
 
 
 def test_argument_that_is_also_kept(session):
-    """Several calls of an actor use an object at the same time; the reference that one of them keeps outlives the others."""
+    """Several calls of an actor use an object at the same time; the reference that one of them keeps outlives the
+    others."""
     reader = Reader.options(max_concurrency=4).remote()
     ref = ray.put(numpy.full(1 << 18, 5.0))
     calls = [reader.first.remote(ref) for _ in range(20)]
@@ -219,7 +236,7 @@ def test_argument_whose_maker_has_died(session):
     kill(maker)
     began = time.monotonic()
     assert ray.get(two.first.remote(ref), timeout=60) == 3.0
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < 20
 
 
 def test_argument_of_the_actor_that_owns_it(session):
@@ -255,6 +272,81 @@ def test_arguments_are_those_of_the_moment_of_the_call(session, tmp_path):
     reader = Reader.remote()
     fragile = Fragile.remote()
     waiting = later.remote(None, 0.3)
-    refs = [total.remote(array), total.remote(array, waiting), reader.first.remote(array), fragile.total.remote(array, str(tmp_path / "tried"))]
+    refs = [
+        total.remote(array),
+        total.remote(array, waiting),
+        reader.first.remote(array),
+        fragile.total.remote(array, str(tmp_path / "tried")),
+    ]
     array[:] = 0
     assert ray.get(refs) == [4096.0, 4096.0, 1.0, 4096.0]
+
+
+LOCK = threading.Lock()
+
+
+class Holder:
+    def __init__(self):
+        self.inner = {"locks": [1, LOCK]}
+
+
+def test_what_cannot_be_pickled_is_named(session):
+    """The error of a function, a class, an argument or a value says which variable cannot be pickled."""
+
+    @ray.remote
+    def closes_over():
+        return LOCK
+
+    @ray.remote
+    class Actor:
+        def __init__(self):
+            self.lock = LOCK
+
+        def take(self, value):
+            return value
+
+    @ray.remote
+    class Taker:
+        def __init__(self, value=None):
+            pass
+
+        def take(self, value):
+            return value
+
+    @ray.remote
+    def take(value):
+        return value
+
+    taker = Taker.remote()
+    for use, what in (
+        (lambda: closes_over.remote(), "Could not serialize the function .*closes_over.*cannot pickle .*LOCK"),
+        (lambda: Actor.remote(), "Could not serialize the actor class .*Actor.*cannot pickle .*LOCK"),
+        (
+            lambda: take.remote(LOCK),
+            "Could not serialize the argument .*lock.* for a task or actor .*take.*cannot pickle",
+        ),
+        (
+            lambda: taker.take.remote(LOCK),
+            "Could not serialize the argument .*lock.* for a task or actor .*Taker.take.*cannot pickle",
+        ),
+        (lambda: ray.put(LOCK), "Could not serialize the put value .*lock"),
+    ):
+        with pytest.raises(TypeError, match=f"(?s){what}.*non-serializable"):
+            use()
+    assert ray.get(taker.take.remote(1)) == 1, "the calls were not sent"
+    if not REAL:  # Ray names the whole argument
+        with pytest.raises(TypeError, match="path=inner -> 'locks' -> \\[1\\]"):
+            taker.take.remote(Holder())
+        with pytest.raises(TypeError, match="Could not serialize the argument"):
+            Taker.remote(Holder())
+
+
+def test_inspect_serializability(session, capsys):
+    def function():
+        return LOCK
+
+    serializable, failures = module("util").inspect_serializability(function, name="function")
+    (failure,) = failures
+    assert not serializable and failure.obj is LOCK and failure.path == ("function", "LOCK")
+    assert "was found to be non-serializable" in capsys.readouterr().out
+    assert module("util").inspect_serializability([1, 2]) == (True, set())

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from ray_api.raytest import eventually, module, ray
+from ray_api.raytest import REAL, eventually, module, ray
 
 placement_group = module("util.placement_group")
 strategies = module("util.scheduling_strategies")
@@ -17,7 +17,11 @@ class Worker:
         return ray.get_runtime_context().get_node_id()
 
     def devices(self):
-        return ray.get_gpu_ids(), os.environ.get("CUDA_VISIBLE_DEVICES"), ray.get_runtime_context().get_accelerator_ids()["GPU"]
+        return (
+            ray.get_gpu_ids(),
+            os.environ.get("CUDA_VISIBLE_DEVICES"),
+            ray.get_runtime_context().get_accelerator_ids()["GPU"],
+        )
 
     def assigned(self):
         return ray.get_runtime_context().get_assigned_resources()
@@ -58,7 +62,7 @@ def test_resources(session):
 
 def test_group(session):
     group = ray.util.placement_group([{"CPU": 1, "GPU": 1}, {"CPU": 1, "a": 1}], name="pair", strategy="PACK")
-    assert ray.get(group.ready()) == group and group.wait(5)
+    assert ray.get(group.ready()) == group and group.wait(90)
     assert group.bundle_count == 2 and group.bundle_specs == [{"CPU": 1.0, "GPU": 1.0}, {"CPU": 1.0, "a": 1.0}]
     assert (free("CPU"), free("GPU"), free("a")) == (2, 1, 0)
     assert "a" not in ray.available_resources()  # of which nothing is left
@@ -76,7 +80,7 @@ def test_group(session):
     with pytest.raises(ValueError):
         ray.util.get_placement_group("pair")
     with pytest.raises(ray.exceptions.TaskPlacementGroupRemoved):
-        ray.get(group.ready(), timeout=10)
+        ray.get(group.ready(), timeout=90)
 
 
 def test_module_and_function(session):
@@ -101,7 +105,7 @@ def test_group_waits_for_what_is_busy(session):
     group = ray.util.placement_group([{"CPU": 1}])
     assert not group.wait(0.2)
     ray.kill(holder)
-    assert group.wait(20)
+    assert group.wait(90)
     removed(group)
 
 
@@ -127,20 +131,20 @@ def test_actors_in_bundles(session):
     ready, _ = ray.wait([third.node.remote()], timeout=0.3)
     assert not ready
     anywhere = Worker.options(scheduling_strategy=inside(group)).remote()
-    assert ray.get(anywhere.node.remote(), timeout=20) == ray.get(first.node.remote())
+    assert ray.get(anywhere.node.remote(), timeout=90) == ray.get(first.node.remote())
     ray.kill(first)
-    assert ray.get(third.node.remote(), timeout=20)
+    assert ray.get(third.node.remote(), timeout=90)
     removed(group)
     for actor in (second, third, anywhere):
         with pytest.raises(ray.exceptions.RayActorError):
-            ray.get(actor.node.remote(), timeout=20)
+            ray.get(actor.node.remote(), timeout=90)
 
 
 def test_tasks_in_bundles(session):
     group = ray.util.placement_group([{"CPU": 1}])
-    assert ray.get(where.options(scheduling_strategy=inside(group, 0)).remote(), timeout=20) == ray.nodes()[0]["NodeID"]
+    assert ray.get(where.options(scheduling_strategy=inside(group, 0)).remote(), timeout=90) == ray.nodes()[0]["NodeID"]
     with pytest.warns(DeprecationWarning, match="placement_group parameter is deprecated"):
-        assert ray.get(where.options(placement_group=group).remote(), timeout=20)
+        assert ray.get(where.options(placement_group=group).remote(), timeout=90)
     removed(group)
 
 
@@ -151,7 +155,7 @@ def test_requests_that_no_bundle_holds(session):
     with pytest.raises(ValueError, match="bundle index"):
         Worker.options(num_cpus=0, scheduling_strategy=inside(group, 1)).remote()
     actor = Worker.options(num_cpus=0, resources={"a": 1}, scheduling_strategy=inside(group)).remote()
-    assert ray.get(actor.node.remote(), timeout=20)
+    assert ray.get(actor.node.remote(), timeout=90)
     removed(group)
 
 
@@ -159,11 +163,17 @@ def test_children_are_captured(session):
     @ray.remote(num_cpus=1)
     def parent():
         child = Worker.remote()
-        return ray.get(child.group.remote(), timeout=20)
+        return ray.get(child.group.remote(), timeout=90)
 
     group = ray.util.placement_group([{"CPU": 2}])
-    assert ray.get(parent.options(scheduling_strategy=inside(group, placement_group_capture_child_tasks=True)).remote(), timeout=30) == group
-    assert ray.get(parent.options(scheduling_strategy=inside(group)).remote(), timeout=30) is None
+    assert (
+        ray.get(
+            parent.options(scheduling_strategy=inside(group, placement_group_capture_child_tasks=True)).remote(),
+            timeout=90,
+        )
+        == group
+    )
+    assert ray.get(parent.options(scheduling_strategy=inside(group)).remote(), timeout=90) is None
     removed(group)
 
 
@@ -174,7 +184,7 @@ def test_busy_devices_wait(session):
     pending = second.devices.remote()
     assert not ray.wait([pending], timeout=0.3)[0]
     ray.kill(first)
-    assert ray.get(pending, timeout=20)[0] == [0]
+    assert ray.get(pending, timeout=90)[0] == [0]
     ray.kill(second)
     eventually(lambda: free("GPU") == 2, "the devices are free")
 
@@ -206,7 +216,7 @@ def test_groups_that_come_and_go_at_once(session):
     removed()
     assert {ray.util.placement_group_table(g)["state"] for g in groups} == {"REMOVED"}
     group = ray.util.placement_group([{"CPU": 4, "GPU": 2, "a": 1}])
-    assert group.wait(20)
+    assert group.wait(90)
     removed(group)
 
 
@@ -237,3 +247,42 @@ def test_visible_devices_without_devices(session):
     before = os.environ.get("CUDA_VISIBLE_DEVICES")
     assert seen("0") == (before, before)
     assert seen("1") == ("", "")
+
+
+@pytest.mark.skipif(REAL, reason="Ray's autoscaler prints it to the terminal")
+def test_a_request_that_no_node_can_fulfill_is_warned_of(session, caplog, capfd):
+    """Of tasks, actors and groups, in drivers and in actors; not of one that waits for what is busy."""
+
+    @ray.remote(num_cpus=0)
+    class Asker:
+        def ask(self):
+            self.waiting = task.options(resources={"of an actor": 1}).remote()
+
+    @ray.remote(num_cpus=0)
+    def task():
+        pass
+
+    def warned(amount):
+        return sum("No node can fulfill" in r.getMessage() and amount in r.getMessage() for r in caplog.records)
+
+    busy = [Asker.options(num_cpus=4).remote(), Asker.options(num_cpus=4).remote()]
+    refs = [task.options(resources={"of a task": 1}).remote() for _ in range(3)]
+    large = Asker.options(num_gpus=64).remote()
+    group = placement_group.placement_group([{"of a group": 1}])
+    asker = Asker.remote()
+    ray.get(asker.ask.remote())
+    for amount in ("of a task", "'GPU': 64.0", "of a group"):
+        eventually(lambda amount=amount: warned(amount), f"a warning about {amount}", 60)
+    seen = []
+    eventually(
+        lambda: seen.append(capfd.readouterr()) or "of an actor" in "".join(s.err + s.out for s in seen),
+        "the actor's",
+        60,
+    )
+    assert warned("of a task") == 1, "once for equal requests"
+    assert not warned("'CPU': 4.0") and len(busy) == 2
+    for ref in refs:
+        ray.cancel(ref)
+    for actor in (*busy, large, asker):
+        ray.kill(actor)
+    placement_group.remove_placement_group(group)

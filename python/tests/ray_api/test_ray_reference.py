@@ -42,16 +42,17 @@ def test_public_names_are_listed():
 
 
 @pytest.mark.parametrize("use", [
-    "ray.util.collective.init_collective_group(1, 0)", "ray.util.multiprocessing.Pool", "ray.util.state.get_log", "ray.dag.InputNode()", "ray.init('ray://x:1')",
-    "ray.init(local_mode=True)", "ray.remote(num_returns='streaming')(len).remote", "ray.remote(accelerator_type='H100')(object)",
-    "ray.cluster_utils.AutoscalingCluster()", "ray.util.placement_group([{'CPU': 1}], bundle_label_selector=[{'a': 'b'}])",
+    "ray.util.collective.init_collective_group(1, 0)", "ray.util.state.get_log", "ray._private.gcs_utils.GcsClient()", "ray._private.utils.DeferSigint()", "ray.init('ray://x:1')",
+    "ray.init(local_mode=True)", "ray.remote(accelerator_type='H100')(object)",
+    "ray.cluster_utils.AutoscalingCluster()",
 ])  # fmt: skip
 def test_refusals(use):
+    import troupe.ray._private.gcs_utils
+
     import troupe.ray as ray
+    import troupe.ray._private.utils
     import troupe.ray.cluster_utils
-    import troupe.ray.dag
     import troupe.ray.util.collective
-    import troupe.ray.util.multiprocessing
     import troupe.ray.util.state  # noqa: F401
 
     with pytest.raises(NotImplementedError, match="nearest in Troupe"):
@@ -59,6 +60,92 @@ def test_refusals(use):
         if isinstance(found, type):
             found()
     ray.shutdown()
+
+
+ABSENT = (
+    "ray.data",
+    "ray.train",
+    "ray.train.torch",
+    "ray.tune",
+    "ray.serve",
+    "ray.rllib.algorithms",
+    "ray.util.dask",
+    "ray.util.xgboost",
+    "ray._private.conftest_utils",
+    "ray.experimental.tqdm_ray",
+    "ray.autoscaler.sdk",
+    "ray.no_such_module",
+)
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["ray", "troupe.ray"])
+def test_absent_names(tmp_path, own):
+    """An absent name is a NotImplementedError that names the nearest thing, and what code takes an optional module to
+    raise."""
+    program = tmp_path / "program.py"
+    program.write_text(f"""
+import importlib, importlib.util
+root = {"troupe.ray" if own else "ray"!r}
+ray = importlib.import_module(root)
+def refused(do, kind):
+    try:
+        do()
+    except NotImplementedError as err:
+        assert isinstance(err, kind) and "not in troupe.ray; nearest in Troupe: " in str(err), (type(err), err)
+        return str(err)
+    raise AssertionError("not refused")
+for name in {ABSENT!r}:
+    module = root + name[3:]
+    parent, _, child = module.rpartition(".")
+    for kind in (ImportError, ModuleNotFoundError):
+        refused(lambda: importlib.import_module(module), kind)
+        refused(lambda: exec("import " + module), kind)
+        refused(lambda: exec(f"from {{module}} import something"), kind)
+        refused(lambda: exec(f"from {{parent}} import {{child}}"), kind)
+for name in ("data", "train", "tune", "util.dask", "_private.no_such_module"):
+    assert importlib.util.find_spec(f"{{root}}.{{name}}") is None
+assert "torch.distributed" in refused(lambda: ray.train, AttributeError)
+refused(lambda: ray.util.pdb, AttributeError)
+assert not hasattr(ray, "data") and getattr(ray, "serve", 1) == 1 and not hasattr(ray.util, "dask")
+from {"troupe.ray" if own else "ray"}.util import ActorPool
+try:
+    import no_such_package
+except ModuleNotFoundError as err:
+    assert err.name == "no_such_package" and not isinstance(err, NotImplementedError)
+print("all refused")
+""")
+    command = [sys.executable, str(program)] if own else [sys.executable, "-m", "troupe.ray", str(program)]
+    env = {**os.environ, "RAY_TMPDIR": str(tmp_path), "PYTHONPATH": os.path.join(ROOT, "python")}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    assert "all refused" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_command_is_installed_on_request(tmp_path):
+    """install-cli makes `ray` a command of the shell, in the interpreter's folder or another, and replaces no other
+    program."""
+    with open(os.path.join(ROOT, "python", "pyproject.toml")) as f:
+        scripts = f.read().partition("[project.scripts]")[2].partition("[")[0]
+    assert "ray" not in scripts, "the wheel brings no ray command"
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+    env = {**os.environ, "RAY_TMPDIR": str(tmp_path), "PYTHONPATH": os.path.join(ROOT, "python"), "PATH": path}
+
+    def run(*command, code=0):
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    install = (sys.executable, "-m", "troupe.ray", "install-cli")
+    assert f"installed {folder}/ray" in run(*install, str(folder))
+    assert "troupe.ray" in run("ray", "--version")
+    assert "Could not find any running Ray instance" in run("sh", "-c", "ray status", code=1)
+    run(*install, str(folder))  # again
+    (folder / "ray").write_text("#!/bin/sh\n")
+    assert "is another program" in run(*install, str(folder), code=1)
+    assert "is no folder" in run(*install, str(folder / "none"), code=1)
+    assert "usage" in run(*install, "--help", code=2)
+    assert "install-cli" in run(sys.executable, "-m", "troupe.ray", "--help")
 
 
 def test_command(tmp_path):
@@ -103,5 +190,7 @@ def test_program_that_imports_ray(tmp_path):
         "print(ray.get(A.remote().where.remote()))\n"
     )
     env = {**os.environ, "RAY_TMPDIR": str(tmp_path), "PYTHONPATH": os.path.join(ROOT, "python")}
-    done = subprocess.run([sys.executable, "-m", "troupe.ray", str(script)], env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-m", "troupe.ray", str(script)], env=env, capture_output=True, text=True, timeout=60
+    )
     assert "('troupe', '1')" in done.stdout, done.stdout + done.stderr

@@ -1,7 +1,9 @@
-"""A session over two hosts: `ray start --head` on one, `ray start --address` on the other, which is a network namespace with a /tmp of its own (two_hosts.py)."""
+"""A session over two hosts: `ray start --head` on one, `ray start --address` on the other, which is a network namespace
+with a /tmp of its own (two_hosts.py)."""
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -21,7 +23,9 @@ class Command:
     """A `ray start --block` that runs until it is interrupted."""
 
     def __init__(self, command, env):
-        self.process = subprocess.Popen(command, env={**os.environ, **env}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            command, env={**os.environ, **env}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+        )
         self.said = ""
         while "ray stop" not in self.said:
             line = self.process.stdout.readline()
@@ -30,7 +34,7 @@ class Command:
 
     def end(self):
         self.process.send_signal(signal.SIGINT)
-        self.process.wait(30)
+        self.process.wait(90)
 
 
 def start(*arguments):
@@ -42,13 +46,14 @@ def hosts():
     link = Link()
     head = far = None
     try:
-        head = Command(start("--head", "--port", "0", "--node-ip-address", link.near, "--num-cpus", "2", "--num-gpus", "0"), {})
-        (entry,) = [e for e in module("_heads").known("head") if e["ip"] == link.near]
-        address = f"{link.near}:{entry['port']}"
-        with open(entry["token_file"]) as f:
-            access = {"TROUPE_TOKEN": f.read().strip(), "TROUPE_FINGERPRINT": entry.get("fingerprint") or ""}
-        joined = start("--address", address, "--num-cpus", "2", "--num-gpus", "0", "--resources", json.dumps({"far": 1}))
-        far = Command(link.command(*joined), {k: v for k, v in access.items() if v})
+        head = Command(
+            start("--head", "--port", "0", "--node-ip-address", link.near, "--num-cpus", "2", "--num-gpus", "0"), {}
+        )
+        variables, _, printed = head.said.rpartition("ray start --address=")  # the command to run on the other host
+        address = printed.partition("\n")[0].strip("'")
+        joined = start("--address", address, "--num-cpus=2", "--num-gpus=0", f"--resources={json.dumps({'far': 1})}")
+        line = f"{variables.rpartition(chr(10))[2]} exec {shlex.join(link.command(*joined))}"
+        far = Command(["sh", "-c", line], {})
         ray.init(address=address)
         yield link, far
     finally:
@@ -68,7 +73,7 @@ class Member:
         return self.server.getsockname()[:2]
 
     def connect(self, address):
-        with socket.create_connection(tuple(address), timeout=10) as s:
+        with socket.create_connection(tuple(address), timeout=90) as s:
             return s.getpeername()[0]
 
     def total(self, array):
@@ -84,7 +89,10 @@ def test_tasks_actors_and_groups_over_two_hosts(hosts):
     alive = [n for n in ray.nodes() if n["Alive"]]
     assert len({n["NodeManagerAddress"] for n in alive}) == (1 if link.problem else 2)
     group = ray.util.placement_group([{"CPU": 1}, {"CPU": 1}], strategy="STRICT_SPREAD")
-    strategies = [module("util.scheduling_strategies").PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=i) for i in range(2)]
+    strategies = [
+        module("util.scheduling_strategies").PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=i)
+        for i in range(2)
+    ]
     members = [ray.remote(Member).options(num_cpus=1, scheduling_strategy=s).remote() for s in strategies]
     told = ray.get([m.where.remote() for m in members])
     assert {ip for _, ip in told} == {n["NodeManagerAddress"] for n in alive}

@@ -1,5 +1,5 @@
-"""A pytest plugin: AReaL's tests of LocalScheduler meet troupe.adapters.areal.TroupeScheduler under that name, and its tests of TrainController
-have eight workers of Troupe behind their scheduler."""
+"""A pytest plugin: AReaL's tests of LocalScheduler meet troupe.adapters.areal.TroupeScheduler under that name, and its
+tests of TrainController have eight workers of Troupe behind their scheduler."""
 
 from typing import ClassVar
 

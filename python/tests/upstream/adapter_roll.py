@@ -1,4 +1,5 @@
-"""A pytest plugin: ROLL's tests meet troupe.adapters.roll in place of Cluster and ResourceManager, with `ray` as troupe.ray."""
+"""A pytest plugin: ROLL's tests meet troupe.adapters.roll in place of Cluster and ResourceManager, with `ray` as
+troupe.ray."""
 
 from troupe.ray.__main__ import prepare
 

@@ -1,4 +1,5 @@
-"""A pytest plugin: verl's tests meet troupe.adapters.verl in place of RayWorkerGroup and RayResourcePool, with `ray` as troupe.ray."""
+"""A pytest plugin: verl's tests meet troupe.adapters.verl in place of RayWorkerGroup and RayResourcePool, with `ray` as
+troupe.ray."""
 
 from troupe.ray.__main__ import prepare
 

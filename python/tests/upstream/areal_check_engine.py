@@ -34,6 +34,15 @@ def _nothing(self, *args, **kwargs):
     return None
 
 
-for name in ("create_process_group", "initialize", "train", "set_version", "save", "load", "step_lr_scheduler", "connect_engine"):
+for name in (
+    "create_process_group",
+    "initialize",
+    "train",
+    "set_version",
+    "save",
+    "load",
+    "step_lr_scheduler",
+    "connect_engine",
+):
     setattr(CheckEngine, name, _nothing)
 CheckEngine.__abstractmethods__ = frozenset()

@@ -2,9 +2,9 @@
 
     check.py --gits DIR --python PYTHON [--measure] [areal] [verl] [roll]
 
-DIR holds git directories of the frameworks, under any name; the one with the pinned commit is used. PYTHON has the frameworks'
-dependencies, pytest and pytest-timeout. --measure: calls by both in turns, instead of the tests. Nothing of the frameworks is kept: their
-files are extracted to a temporary folder.
+DIR holds git directories of the frameworks, under any name; the one with the pinned commit is used. PYTHON has the
+frameworks' dependencies, pytest and pytest-timeout. --measure: calls by both in turns, instead of the tests. Nothing of
+the frameworks is kept: their files are extracted to a temporary folder.
 """
 
 from __future__ import annotations
@@ -26,7 +26,12 @@ def git_directory(gits: str, commit: str) -> str:
     """The git directory under gits, at most two folders deep, that has the commit."""
     for folder, names, _ in os.walk(gits):
         for path in [os.path.join(folder, name) for name in names]:
-            if os.path.exists(os.path.join(path, "HEAD")) and not subprocess.run(["git", f"--git-dir={path}", "cat-file", "-e", commit], capture_output=True).returncode:
+            if (
+                os.path.exists(os.path.join(path, "HEAD"))
+                and not subprocess.run(
+                    ["git", f"--git-dir={path}", "cat-file", "-e", commit], capture_output=True
+                ).returncode
+            ):
                 return path
         if os.path.relpath(folder, gits).count(os.sep) >= 1 or os.path.basename(folder) == "objects":
             names.clear()
@@ -35,7 +40,9 @@ def git_directory(gits: str, commit: str) -> str:
 
 def extract(gits: str, suite: dict, into: str) -> None:
     source = git_directory(gits, suite["commit"])
-    archive = subprocess.Popen(["git", f"--git-dir={source}", "archive", suite["commit"], *suite["extract"]], stdout=subprocess.PIPE)
+    archive = subprocess.Popen(
+        ["git", f"--git-dir={source}", "archive", suite["commit"], *suite["extract"]], stdout=subprocess.PIPE
+    )
     subprocess.run(["tar", "-x", "-C", into], stdin=archive.stdout, check=True)
     if archive.wait():
         raise SystemExit(f"git archive of {suite['commit']} in {source} failed")
@@ -51,9 +58,29 @@ def run(python: str, suite: dict, folder: str, plugin: str | None, name: str) ->
     files = dict.fromkeys(t.partition("::")[0] for t in suite["tests"])
     for file in files:
         tests = [t for t in suite["tests"] if t.partition("::")[0] == file]
-        command = [python, "-m", "pytest", "-p", "no:cacheprovider", "-rA", "--tb=short", "--timeout", "200", "-p", plugin or suite["reference"], *tests]
+        command = [
+            python,
+            "-m",
+            "pytest",
+            "-p",
+            "no:cacheprovider",
+            "-rA",
+            "--tb=short",
+            "--timeout",
+            "200",
+            "-p",
+            plugin or suite["reference"],
+            *tests,
+        ]
         done = subprocess.run(
-            command, cwd=folder, env=environment(suite, folder), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+            command,
+            cwd=folder,
+            env=environment(suite, folder),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
         )
         output = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout)  # colours, which a suite's settings may turn on
         found = {t: o for o, t in re.findall(r"^(PASSED|FAILED|ERROR|SKIPPED) (\S+)", output, re.M)}
@@ -88,7 +115,10 @@ def main() -> int:
                 start = time.monotonic()
                 outcomes = run(os.path.abspath(asked.python), suite, folder, plugin, f"{name} on {label}")
                 results[label] = sum(o == "PASSED" for o in outcomes.values())
-                print(f"{name}: {label} passed {results[label]} of {len(outcomes)} in {time.monotonic() - start:.0f} s", flush=True)
+                print(
+                    f"{name}: {label} passed {results[label]} of {len(outcomes)} in {time.monotonic() - start:.0f} s",
+                    flush=True,
+                )
             failed |= results[f"troupe.adapters.{name}"] < len(suite["tests"])
     return int(failed)
 

@@ -1,5 +1,5 @@
-"""Calls to four workers by AReaL's LocalScheduler and by TroupeScheduler, in turns: all of them called with the same small argument, and with
-a tensor of 16 MiB each that comes back and is read."""
+"""Calls to four workers by AReaL's LocalScheduler and by TroupeScheduler, in turns: all of them called with the same
+small argument, and with a tensor of 16 MiB each that comes back and is read."""
 
 import asyncio
 import os
@@ -23,13 +23,24 @@ WORKERS, ROUNDS = 4, 5
 def begin(cls, folder):
     root = os.path.join(folder, cls.__name__)
     os.makedirs(os.path.join(root, "names"))
-    made = cls(gpu_devices=[0], experiment_name="e", trial_name="t", fileroot=root, nfs_record_root=os.path.join(root, "names"), startup_timeout=200.0)
-    made.create_workers(Job("actor", WORKERS, [SchedulingSpec(cpu=1, gpu=0, cmd="python -m areal.infra.rpc.rpc_server")]))
+    made = cls(
+        gpu_devices=[0],
+        experiment_name="e",
+        trial_name="t",
+        fileroot=root,
+        nfs_record_root=os.path.join(root, "names"),
+        startup_timeout=200.0,
+    )
+    made.create_workers(
+        Job("actor", WORKERS, [SchedulingSpec(cpu=1, gpu=0, cmd="python -m areal.infra.rpc.rpc_server")])
+    )
     workers = made.get_workers("actor")
 
     async def setup():
         await asyncio.gather(*[made.set_worker_env(w.id, {"RANK": str(i)}) for i, w in enumerate(workers)])
-        await asyncio.gather(*[made.create_engine(w.id, "areal_check_engine.CheckEngine", w.id, config=None) for w in workers])
+        await asyncio.gather(
+            *[made.create_engine(w.id, "areal_check_engine.CheckEngine", w.id, config=None) for w in workers]
+        )
 
     asyncio.run(setup())
     return made, workers
@@ -42,7 +53,9 @@ async def small(scheduler, workers, calls):
 
 async def large(scheduler, workers, calls):
     for _ in range(calls):
-        results = await asyncio.gather(*[scheduler.async_call_engine(w.id, "echo", None, torch.ones(4 << 20)) for w in workers])
+        results = await asyncio.gather(
+            *[scheduler.async_call_engine(w.id, "echo", None, torch.ones(4 << 20)) for w in workers]
+        )
         for r in results:
             assert float(RTensor.localize(r)[-1]) == 1.0
             await RTensor.clear_node(r.shard.node_addr, [r.shard.shard_id])
@@ -59,7 +72,10 @@ def main():
                     asyncio.run(what(scheduler, workers, calls))
                     times[side].append((time.perf_counter() - start) / calls * 1e3)
             theirs, ours = (statistics.median(t) for t in times.values())
-            print(f"areal, {WORKERS} workers, {name}: AReaL's RPC {theirs:.1f} ms, Troupe {ours:.1f} ms, {theirs / ours:.1f} times as long")
+            print(
+                f"areal, {WORKERS} workers, {name}: AReaL's RPC {theirs:.1f} ms, Troupe {ours:.1f} ms, "
+                f"{theirs / ours:.1f} times as long"
+            )
         for scheduler, _ in sides.values():
             scheduler.delete_workers()
 

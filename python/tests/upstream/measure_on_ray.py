@@ -1,6 +1,7 @@
-"""Calls of a framework on Ray, on troupe.ray and with its adapter, each in a process of its own, in turns; prints the medians.
+"""Calls of a framework on Ray, on troupe.ray and with its adapter, each in a process of its own, in turns; prints the
+medians.
 
-    measure_on_ray.py verl|roll          FRAMEWORK_calls.py has the calls
+measure_on_ray.py verl|roll          FRAMEWORK_calls.py has the calls
 """
 
 import importlib
@@ -41,7 +42,13 @@ class Side:
 
     def _start(self, command, framework):
         told, tells = os.pipe()  # standard output is the framework's
-        self._process = subprocess.Popen([*command, __file__, framework, str(tells)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, pass_fds=(tells,))
+        self._process = subprocess.Popen(
+            [*command, __file__, framework, str(tells)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+            pass_fds=(tells,),
+        )
         os.close(tells)
         self._told = os.fdopen(told)
         self.calls = json.loads(self._told.readline() or "null")
@@ -58,7 +65,11 @@ class Side:
 
 def main(framework):
     ours = [sys.executable, "-m", "troupe.ray"]
-    sides = {"Ray": Side([sys.executable], framework), "troupe.ray": Side(ours, framework), "adapter": Side([*ours, "--adapter", framework], framework)}
+    sides = {
+        "Ray": Side([sys.executable], framework),
+        "troupe.ray": Side(ours, framework),
+        "adapter": Side([*ours, "--adapter", framework], framework),
+    }
     for what in sides["Ray"].calls:
         times = {side: [] for side in sides}
         for _ in range(ROUNDS):
@@ -66,7 +77,11 @@ def main(framework):
                 times[side].append(process.measure(what))
         found = {side: statistics.median(t) for side, t in times.items()}
         text = ", ".join(f"{side} {ms:.2f} ms" for side, ms in found.items())
-        print(f"{framework}, 4 workers, {what}: {text}; Ray {found['Ray'] / found['adapter']:.1f} times as long as the adapter", flush=True)
+        print(
+            f"{framework}, 4 workers, {what}: {text}; Ray {found['Ray'] / found['adapter']:.1f} times as long as the "
+            "adapter",
+            flush=True,
+        )
     for process in sides.values():
         process.end()
 

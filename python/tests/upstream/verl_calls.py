@@ -24,7 +24,9 @@ class Measured(Worker):
 
 def runs():
     ray.init(num_cpus=16, log_to_driver=False)
-    group = RayWorkerGroup(RayResourcePool([4], use_gpu=False, max_colocate_count=1), RayClassWithInitArgs(cls=ray.remote(Measured)))
+    group = RayWorkerGroup(
+        RayResourcePool([4], use_gpu=False, max_colocate_count=1), RayClassWithInitArgs(cls=ray.remote(Measured))
+    )
     blob = torch.ones(4 << 20)
     batch = DataProto.from_dict({"x": torch.ones(4, 1 << 20)})
     return {

@@ -1,4 +1,5 @@
-"""Schedulers and worker groups of training frameworks, on Troupe's own API. docs/adapters.md explains how to switch a program over.
+"""Schedulers and worker groups of training frameworks, on Troupe's own API. docs/adapters.md explains how to switch a
+program over.
 
     troupe.adapters.areal    AReaL's Scheduler
     troupe.adapters.verl     verl's WorkerGroup and ResourcePool

@@ -10,14 +10,18 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from socketserver import ThreadingMixIn
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import troupe
 
 from .. import register
+
+if TYPE_CHECKING:
+    import torch
 
 _FETCHES = 8  # fetches of tensors that one worker serves at once
 
@@ -47,15 +51,16 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 
 class _Silent(WSGIRequestHandler):
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         pass
 
 
 class EngineWorker(troupe.Worker):
-    """Hosts engines by name. Their calls run one at a time on the main thread, in the order of arrival, as collectives require; tensors are fetched
-    on other threads. AReaL's HTTP routes for health, ports, forks and tensors are served too, for processes outside of Troupe."""
+    """Hosts engines by name. Their calls run one at a time on the main thread, in the order of arrival, as collectives
+    require; tensors are fetched on other threads. AReaL's HTTP routes for health, ports, forks and tensors are served
+    too, for processes outside of Troupe."""
 
-    def __init__(self, role: str, first_index: int, trial: dict[str, Any], ports: int) -> None:
+    def __init__(self, role: str, first_index: int, trial: Mapping[str, object], ports: int) -> None:
         from areal.infra.rpc import rtensor
         from areal.utils import name_resolve
         from areal.utils.network import gethostip
@@ -70,7 +75,7 @@ class EngineWorker(troupe.Worker):
         self.ports = [port, *free_ports(max(ports - 1, 0))]
         rtensor.set_backend(tensors_of(f"{self.cluster_name}.{self.rank}"))
 
-    def _serve_routes(self, trial: dict[str, Any]) -> int:
+    def _serve_routes(self, trial: Mapping[str, object]) -> int:
         from areal.infra.rpc.guard.app import GuardState, create_app
         from areal.infra.rpc.guard.data_blueprint import data_bp
 
@@ -91,7 +96,7 @@ class EngineWorker(troupe.Worker):
         return self.host, self.ports
 
     @register()
-    def setup(self, env: dict[str, Any]) -> None:
+    def setup(self, env: Mapping[str, object]) -> None:
         os.environ.update({name: str(value) for name, value in env.items()})
 
     @register()
@@ -101,14 +106,16 @@ class EngineWorker(troupe.Worker):
         seeding.set_random_seed(config.seed, key=f"{self.role}{self.index}")
 
     @register()
-    def create(self, path: str, engine: str, /, *args: Any, **kwargs: Any) -> None:
+    def create(self, path: str, engine: str, /, *args: object, **kwargs: object) -> None:
         engine = self._named(engine)
         if engine in self.engines:
             raise ValueError(f"Engine '{engine}' already exists; give another engine_name")
         self.engines[engine] = _engine_class(path)(*args, **kwargs)
 
     @register()
-    def invoke(self, method: str, engine: str, meta: dict[str, Any] | None, /, *args: Any, **kwargs: Any) -> Any:
+    def invoke(
+        self, method: str, engine: str, meta: Mapping[str, object] | None, /, *args: object, **kwargs: object
+    ) -> Any:
         from areal.api import TrainEngine
         from areal.infra.rpc.rtensor import RTensor
 
@@ -130,7 +137,7 @@ class EngineWorker(troupe.Worker):
         return RTensor.remotize(result, node_addr=self.node_addr)
 
     @register(concurrency=_FETCHES)
-    def tensors(self, shards: list[str]) -> list[Any]:
+    def tensors(self, shards: list[str]) -> list[torch.Tensor]:
         from areal.infra.rpc import rtensor
 
         return [rtensor.fetch(shard) for shard in shards]
@@ -156,7 +163,8 @@ class EngineWorker(troupe.Worker):
 
 
 class CommandWorker(troupe.Worker):
-    """Runs a command that serves AReaL's HTTP routes, as a child process on this worker's node with its devices. The worker exits with the child."""
+    """Runs a command that serves AReaL's HTTP routes, as a child process on this worker's node with its devices. The
+    worker exits with the child."""
 
     def __init__(self, role: str, first_index: int, command: list[str], ports: int) -> None:
         from areal.utils.network import gethostip
@@ -186,9 +194,10 @@ class CommandWorker(troupe.Worker):
             return False
 
 
-def tensors_of(owner: str) -> Any:
-    """Returns a backend for AReaL's RTensors. The name of a shard contains its owner, `role.rank.id`. Processes of the run fetch it from that worker
-    by a call, through shared memory on the same host; processes outside of the run use HTTP, as before."""
+def tensors_of(owner: str) -> object:
+    """Returns a backend for AReaL's RTensors. The name of a shard contains its owner, `role.rank.id`. Processes of the
+    run fetch it from that worker by a call, through shared memory on the same host; processes outside of the run use
+    HTTP, as before."""
     from areal.infra.rpc.rtensor import HttpRTensorBackend, fetch, store
 
     class Tensors(HttpRTensorBackend):  # type: ignore[misc]
@@ -196,12 +205,12 @@ def tensors_of(owner: str) -> Any:
             super().__init__()
             self._clusters: dict[str, troupe.Cluster] = {}
 
-        def store(self, tensor: Any) -> str:
+        def store(self, tensor: object) -> str:
             shard = f"{owner}.{os.urandom(8).hex()}"
             store(shard, tensor)
             return shard
 
-        def fetch(self, shards: list[Any]) -> list[Any]:
+        def fetch(self, shards: Sequence[Any]) -> list[torch.Tensor]:
             out: dict[int, Any] = {}
             asked = []
             foreign = []
@@ -219,7 +228,7 @@ def tensors_of(owner: str) -> Any:
                 out.update(zip(places, future.result(), strict=True))
             return [out[i] for i in range(len(shards))]
 
-        async def delete(self, node_addr: str, shard_ids: list[Any]) -> None:
+        async def delete(self, node_addr: str, shard_ids: Sequence[object]) -> None:
             for key, places in _by_owner(shard_ids).items():
                 names = [shard_ids[i] for i in places]
                 if key:
@@ -245,7 +254,7 @@ def _by_owner(shards: Any) -> dict[str, list[int]]:
     return found
 
 
-def _engine_class(path: str) -> Any:
+def _engine_class(path: str) -> type:
     from areal.api import InferenceEngine, TrainEngine
 
     module, _, name = path.rpartition(".")
@@ -258,7 +267,7 @@ def _engine_class(path: str) -> Any:
     return cls
 
 
-def _wants_broadcast(engine: Any, meta: dict[str, Any] | None) -> bool:
+def _wants_broadcast(engine: object, meta: Mapping[str, object] | None) -> bool:
     from areal.api import TrainEngine
 
     if meta is not None and not isinstance(meta, dict):
@@ -269,7 +278,7 @@ def _wants_broadcast(engine: Any, meta: dict[str, Any] | None) -> bool:
     return wanted
 
 
-def _broadcast(engine: Any, *values: Any) -> list[Any]:
+def _broadcast(engine: Any, *values: object) -> list[Any]:
     """Broadcasts the arguments of the data-parallel head to all ranks of its group."""
     from areal.infra.platforms import current_platform
     from areal.infra.rpc.guard.engine_blueprint import resolve_broadcast_target
@@ -278,4 +287,9 @@ def _broadcast(engine: Any, *values: Any) -> list[Any]:
     group, device = resolve_broadcast_target(engine, current_platform.current_device())
     if current_platform.device_type != "cpu":
         current_platform.set_device(current_platform.current_device())
-    return [broadcast_tensor_container(tensor_container_to(v, device), src_rank=engine.current_data_parallel_head(), group=group) for v in values]
+    return [
+        broadcast_tensor_container(
+            tensor_container_to(v, device), src_rank=engine.current_data_parallel_head(), group=group
+        )
+        for v in values
+    ]

@@ -6,13 +6,16 @@ import importlib
 import importlib.abc
 import importlib.util
 import sys
+import types
 import warnings
-from typing import Any
 
 # By adapter and module of the framework: the replaced names, and the adapter's names for them.
 _REPLACED = {
     "verl": {
-        "verl.single_controller.ray.base": {"RayWorkerGroup": "TroupeWorkerGroup", "RayResourcePool": "TroupeResourcePool"},
+        "verl.single_controller.ray.base": {
+            "RayWorkerGroup": "TroupeWorkerGroup",
+            "RayResourcePool": "TroupeResourcePool",
+        },
         "verl.single_controller.ray": {"RayWorkerGroup": "TroupeWorkerGroup", "RayResourcePool": "TroupeResourcePool"},
     },
     "roll": {
@@ -42,7 +45,11 @@ def install(adapter: str) -> None:
     there = [sys.modules[m] for m in _REPLACED[adapter] if m in sys.modules]
     early = [m.__name__ for m in there if getattr(m.__spec__, "_initializing", False)]
     if early:
-        warnings.warn(f"{early[0]} is not replaced by troupe.adapters.{adapter}: it was the first to import ray here; import ray before it", stacklevel=2)
+        warnings.warn(
+            f"{early[0]} is not replaced by troupe.adapters.{adapter}: it was the first to import ray here; import "
+            "ray before it",
+            stacklevel=2,
+        )
     elif there:
         _replace(adapter)
 
@@ -52,7 +59,9 @@ def _replace(adapter: str) -> None:
     ours = importlib.import_module(f"troupe.adapters.{adapter}")
     for module, names in _REPLACED[adapter].items():
         for theirs, name in names.items():
-            if hasattr(sys.modules.get(module), theirs) and hasattr(ours, name):  # otherwise one is still being imported, and its end calls this
+            if hasattr(sys.modules.get(module), theirs) and hasattr(
+                ours, name
+            ):  # otherwise one is still being imported, and its end calls this
                 setattr(sys.modules[module], theirs, getattr(ours, name))
 
 
@@ -62,7 +71,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     def __init__(self, adapter: str, modules: set[str]) -> None:
         self._adapter, self._modules = adapter, modules
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+    def find_spec(self, name: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:
         if name not in self._modules:
             return None
         self._modules.discard(name)  # the next finder finds it
@@ -75,16 +84,16 @@ class _Finder(importlib.abc.MetaPathFinder):
 class _Loader(importlib.abc.Loader):
     """Runs the module's own loader, and then the replacement."""
 
-    def __init__(self, loader: Any, adapter: str) -> None:
+    def __init__(self, loader: importlib.abc.Loader, adapter: str) -> None:
         self._loader, self._adapter = loader, adapter
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._loader, name)
 
-    def create_module(self, spec: Any) -> Any:
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
         return self._loader.create_module(spec)
 
-    def exec_module(self, module: Any) -> None:
+    def exec_module(self, module: types.ModuleType) -> None:
         _loading[self._adapter] = _loading.get(self._adapter, 0) + 1
         try:
             self._loader.exec_module(module)

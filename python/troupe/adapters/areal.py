@@ -3,8 +3,9 @@
     from troupe.adapters.areal import TroupeScheduler
     PPOTrainer._init_scheduler = lambda self: TroupeScheduler(exp_config=self.config)
 
-An AReaL role is a Troupe role whose workers host engines, on one reservation. Forked roles share the devices of their target. Calls that an event
-loop makes to several workers of a role in one iteration are sent together; calls with the same arguments are published once.
+An AReaL role is a Troupe role whose workers host engines, on one reservation. Forked roles share the devices of their
+target. Calls that an event loop makes to several workers of a role in one iteration are sent together; calls with the
+same arguments are published once.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import shlex
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from itertools import groupby
 from typing import Any
 
@@ -43,7 +45,9 @@ __all__ = ["TroupeScheduler"]
 
 logger = logging.getLogger("TroupeScheduler")
 
-_RPC_SERVER = "areal.infra.rpc.rpc_server"  # the default command of AReaL's workers; here the workers do its work themselves
+_RPC_SERVER = (
+    "areal.infra.rpc.rpc_server"  # the default command of AReaL's workers; here the workers do its work themselves
+)
 _NO_DEVICES = {"CPU": 0.001}  # bundle of a worker without devices: it fixes a node, which forked roles share
 _CREATE_TIMEOUT = 300.0  # seconds for the constructor of an engine
 _ENV_TIMEOUT = 30.0
@@ -52,7 +56,9 @@ _ENV_TIMEOUT = 30.0
 class _Info:
     """One worker of a role."""
 
-    def __init__(self, role: str, index: int, cluster: troupe.Cluster, rank: int, spec: SchedulingSpec, serves_http: bool) -> None:
+    def __init__(
+        self, role: str, index: int, cluster: troupe.Cluster, rank: int, spec: SchedulingSpec, serves_http: bool
+    ) -> None:
         self.role = role
         self.index = index
         self.cluster = cluster
@@ -65,7 +71,9 @@ class _Info:
 class _Call:
     """A call of one worker's method, until it is sent together with others."""
 
-    def __init__(self, info: _Info, method: str, timeout: float, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self, info: _Info, method: str, timeout: float, args: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> None:
         self.info = info
         self.method = method
         self.timeout = timeout
@@ -79,8 +87,8 @@ class TroupeScheduler(Scheduler):  # type: ignore[misc]
 
     - startup_timeout: seconds that the workers of a role may take to start, and that a request for devices waits.
     - policy: what happens when a worker dies, as in troupe.WorkerConfig; by default its role fails.
-    - gpu_devices and log_dir are accepted for programs written for LocalScheduler: the devices are those of the session, and `troupe logs` shows
-      output.
+    - gpu_devices and log_dir are accepted for programs written for LocalScheduler: the devices are those of the
+      session, and `troupe logs` shows output.
     """
 
     def __init__(
@@ -107,9 +115,15 @@ class TroupeScheduler(Scheduler):  # type: ignore[misc]
         self._queued: dict[asyncio.AbstractEventLoop, list[_Call]] = {}
         self.experiment_name, self.trial_name, self.fileroot = experiment_name, trial_name, fileroot
         self.enable_tms_offload = bool(enable_tms_offload)
-        self.name_resolve_config = NameResolveConfig(type=name_resolve_type, nfs_record_root=nfs_record_root, etcd3_addr=etcd3_addr)
+        self.name_resolve_config = NameResolveConfig(
+            type=name_resolve_type, nfs_record_root=nfs_record_root, etcd3_addr=etcd3_addr
+        )
         if exp_config is not None:
-            self.experiment_name, self.trial_name, self.fileroot = exp_config.experiment_name, exp_config.trial_name, exp_config.cluster.fileroot
+            self.experiment_name, self.trial_name, self.fileroot = (
+                exp_config.experiment_name,
+                exp_config.trial_name,
+                exp_config.cluster.fileroot,
+            )
             self.enable_tms_offload = bool(exp_config.enable_offload)
             self.name_resolve_config = exp_config.cluster.name_resolve
         self.exp_config = exp_config
@@ -121,7 +135,12 @@ class TroupeScheduler(Scheduler):  # type: ignore[misc]
             troupe.init()
         rtensor.set_backend(tensors_of(""))
         devices = max((n["resources"].get("GPU", 0) for n in troupe.nodes()), default=0)
-        self._n_gpus_per_node = int(n_gpus_per_node or (exp_config.cluster.n_gpus_per_node if exp_config is not None else 0) or len(gpu_devices or []) or devices)
+        self._n_gpus_per_node = int(
+            n_gpus_per_node
+            or (exp_config.cluster.n_gpus_per_node if exp_config is not None else 0)
+            or len(gpu_devices or [])
+            or devices
+        )
 
     @property
     def n_gpus_per_node(self) -> int:
@@ -129,9 +148,13 @@ class TroupeScheduler(Scheduler):  # type: ignore[misc]
 
     # Workers.
 
-    def create_workers(self, job: Job, *args: Any, **kwargs: Any) -> list[str]:
+    def create_workers(self, job: Job, *args: object, **kwargs: object) -> list[str]:
         if job.role in self._workers:
-            raise WorkerCreationError(job.role, "Worker group already exists", f"Use delete_workers('{job.role}') first to remove existing workers")
+            raise WorkerCreationError(
+                job.role,
+                "Worker group already exists",
+                f"Use delete_workers('{job.role}') first to remove existing workers",
+            )
         if job.replicas < 1:
             raise WorkerCreationError(job.role, "Invalid configuration", "replicas must be greater than 0")
         specs = self._specs(job)
@@ -150,9 +173,16 @@ class TroupeScheduler(Scheduler):  # type: ignore[misc]
         if target_role not in self._workers:
             raise WorkerNotFoundError(f"Target role '{target_role}' not found for fork")
         if role in self._workers:
-            raise WorkerCreationError(role, "Worker group already exists", f"Use delete_workers('{role}') first to remove existing workers")
+            raise WorkerCreationError(
+                role, "Worker group already exists", f"Use delete_workers('{role}') first to remove existing workers"
+            )
         specs = [info.spec for info in self._workers[target_role]]
-        made = self._start(role, specs, self._reservations[self._holder(target_role)], f"python -m {command}" if command else _RPC_SERVER)
+        made = self._start(
+            role,
+            specs,
+            self._reservations[self._holder(target_role)],
+            f"python -m {command}" if command else _RPC_SERVER,
+        )
         self._colocated_roles[role] = target_role
         return made
 
@@ -160,31 +190,49 @@ class TroupeScheduler(Scheduler):  # type: ignore[misc]
         """Returns the specification of each worker."""
         tasks = list(job.tasks or []) or [SchedulingSpec(cpu=1, gpu=0, mem=1, port_count=2)]
         if len(tasks) not in (1, job.replicas):
-            raise WorkerCreationError(job.role, "Invalid configuration", f"schedulings length ({len(tasks)}) must be 1 or equal to replicas ({job.replicas})")
+            raise WorkerCreationError(
+                job.role,
+                "Invalid configuration",
+                f"schedulings length ({len(tasks)}) must be 1 or equal to replicas ({job.replicas})",
+            )
         for spec in tasks:
             if spec.additional_bash_cmds:
-                raise WorkerCreationError(job.role, "Invalid configuration", "additional_bash_cmds is for Slurm; put the commands into cmd")
+                raise WorkerCreationError(
+                    job.role, "Invalid configuration", "additional_bash_cmds is for Slurm; put the commands into cmd"
+                )
             if "--port" in (spec.cmd or ""):
-                raise WorkerCreationError(job.role, "Custom command should not include --port argument", "The scheduler allocates and provides the port.")
+                raise WorkerCreationError(
+                    job.role,
+                    "Custom command should not include --port argument",
+                    "The scheduler allocates and provides the port.",
+                )
         return tasks * job.replicas if len(tasks) == 1 else tasks
 
     def _colocate(self, job: Job) -> list[str]:
         target = job.scheduling_strategy.target
         if not target:
-            raise WorkerCreationError(job.role, "Invalid strategy", "Colocation strategy requires target role to be specified")
+            raise WorkerCreationError(
+                job.role, "Invalid strategy", "Colocation strategy requires target role to be specified"
+            )
         if target not in self._workers:
             raise WorkerNotFoundError(f"Cannot colocate with role '{target}' - role not found")
         if job.replicas != len(self._workers[target]):
             raise WorkerCreationError(
-                job.role, "Replica count mismatch", f"Colocated role must have same replica count as target ({job.replicas} != {len(self._workers[target])})"
+                job.role,
+                "Replica count mismatch",
+                f"Colocated role must have same replica count as target ({job.replicas} != "
+                f"{len(self._workers[target])})",
             )
         if job.scheduling_strategy.fork:
             return self.fork_workers(job.role, target)
         self._colocated_roles[job.role] = target
         return [info.worker.id for info in self._workers[target]]
 
-    def _start(self, role: str, specs: list[SchedulingSpec], reservation: troupe.Reservation, command: str | None = None) -> list[str]:
-        """Starts the workers of a role in the background: one Troupe role for each run of equal specifications, usually a single one."""
+    def _start(
+        self, role: str, specs: list[SchedulingSpec], reservation: troupe.Reservation, command: str | None = None
+    ) -> list[str]:
+        """Starts the workers of a role in the background: one Troupe role for each run of equal specifications, usually
+        a single one."""
         parts = [list(part) for _, part in groupby(range(len(specs)), key=lambda i: specs[i])]
         workers: list[_Info] = []
         with _creating(role):
@@ -204,28 +252,66 @@ class TroupeScheduler(Scheduler):  # type: ignore[misc]
             self._configure_workers(workers)
         return [info.worker.id for info in workers]
 
-    def _cluster(self, name: str, role: str, indices: list[int], spec: SchedulingSpec, reservation: troupe.Reservation, command: list[str] | None) -> troupe.Cluster:
+    def _cluster(
+        self,
+        name: str,
+        role: str,
+        indices: list[int],
+        spec: SchedulingSpec,
+        reservation: troupe.Reservation,
+        command: list[str] | None,
+    ) -> troupe.Cluster:
         env = {**get_env_vars(), **get_thread_env_vars(spec.cpu, spec.env_vars)}
         if self.enable_tms_offload:
             from areal.utils.offload import get_tms_env_vars
 
             env.update(get_tms_env_vars())
         env.update(spec.env_vars)
-        config = troupe.WorkerConfig(env={k: str(v) for k, v in env.items()}, bundles=indices, start_timeout=self.startup_timeout, policy=self.policy)
-        trial = {"experiment": self.experiment_name, "name": self.trial_name, "fileroot": self.fileroot, "name_resolve": self.name_resolve_config}
+        config = troupe.WorkerConfig(
+            env={k: str(v) for k, v in env.items()},
+            bundles=indices,
+            start_timeout=self.startup_timeout,
+            policy=self.policy,
+        )
+        trial = {
+            "experiment": self.experiment_name,
+            "name": self.trial_name,
+            "fileroot": self.fileroot,
+            "name_resolve": self.name_resolve_config,
+        }
         if command is None:
-            return troupe.Cluster.create(name, EngineWorker, reservation, config, worker_args=(role, indices[0], trial, spec.port_count))
-        return troupe.Cluster.create(name, CommandWorker, reservation, config, worker_args=(role, indices[0], self._whole_command(command, role), spec.port_count))
+            return troupe.Cluster.create(
+                name, EngineWorker, reservation, config, worker_args=(role, indices[0], trial, spec.port_count)
+            )
+        return troupe.Cluster.create(
+            name,
+            CommandWorker,
+            reservation,
+            config,
+            worker_args=(role, indices[0], self._whole_command(command, role), spec.port_count),
+        )
 
     def _whole_command(self, words: list[str], role: str) -> list[str]:
         """Adds the arguments that AReaL's servers take to a command; each worker replaces {port} and {index}."""
         resolve = self.name_resolve_config
         flags = {
-            "host": "0.0.0.0", "port": "{port}", "experiment-name": self.experiment_name, "trial-name": self.trial_name, "role": role, "worker-index": "{index}",
-            "name-resolve-type": resolve.type, "nfs-record-root": resolve.nfs_record_root, "etcd3-addr": resolve.etcd3_addr, "fileroot": self.fileroot,
-        }  # fmt: skip
+            "host": "0.0.0.0",
+            "port": "{port}",
+            "experiment-name": self.experiment_name,
+            "trial-name": self.trial_name,
+            "role": role,
+            "worker-index": "{index}",
+            "name-resolve-type": resolve.type,
+            "nfs-record-root": resolve.nfs_record_root,
+            "etcd3-addr": resolve.etcd3_addr,
+            "fileroot": self.fileroot,
+        }
         program = sys.executable if words[0].startswith("python") else words[0]
-        return [program, *words[1:], *(word for name, value in flags.items() if value for word in (f"--{name}", str(value)))]
+        return [
+            program,
+            *words[1:],
+            *(word for name, value in flags.items() if value for word in (f"--{name}", str(value))),
+        ]
 
     def get_workers(self, role: str, timeout: float | None = None) -> list[Worker]:
         if role not in self._workers and role in self._colocated_roles:
@@ -246,7 +332,9 @@ class TroupeScheduler(Scheduler):  # type: ignore[misc]
                 while info.serves_http and not info.cluster.workers[info.rank].healthy():
                     if time.monotonic() > deadline:
                         raise WorkerTimeoutError(role, limit)
-                    time.sleep(self.health_check_interval)  # polls, because another program's server gives no notification
+                    time.sleep(
+                        self.health_check_interval
+                    )  # polls, because another program's server gives no notification
         except troupe.TimedOutError:
             raise WorkerTimeoutError(role, limit) from None
         except troupe.Error as err:
@@ -299,7 +387,9 @@ class TroupeScheduler(Scheduler):  # type: ignore[misc]
         except troupe.Error as err:
             raise _failed([info], err) from err
 
-    async def create_engine(self, worker_id: str, engine: str, engine_name: str | None = None, *args: Any, **kwargs: Any) -> Any:
+    async def create_engine(
+        self, worker_id: str, engine: str, engine_name: str | None = None, *args: object, **kwargs: object
+    ) -> Any:
         info = self._find(worker_id)
         if not isinstance(engine, str):
             raise EngineCreationError(worker_id, f"Engine must be a string import path, got {type(engine)}")
@@ -307,7 +397,9 @@ class TroupeScheduler(Scheduler):  # type: ignore[misc]
         try:
             if info.serves_http:
                 return await _create_by_http(info, engine, name, args, kwargs)
-            return await self._call(_Call(info, "create", _CREATE_TIMEOUT, (sys.intern(engine), _own(name, info), *args), kwargs))
+            return await self._call(
+                _Call(info, "create", _CREATE_TIMEOUT, (sys.intern(engine), _own(name, info), *args), kwargs)
+            )
         except EngineImportFailure as err:
             raise EngineImportError(engine, _reason(err)) from err
         except troupe.WorkerLostError as err:
@@ -318,27 +410,56 @@ class TroupeScheduler(Scheduler):  # type: ignore[misc]
             raise EngineCreationError(worker_id, _reason(err)) from err
 
     def call_engine(
-        self, worker_id: str, method: str, engine_name: str | None = None, *args: Any, rpc_meta: dict[str, Any] | None = None,
-        http_timeout: float = 7200.0, max_retries: int = 3, retry_delay: float = 1.0, **kwargs: Any,
-    ) -> Any:  # fmt: skip
-        """Calls a method of an engine and waits for the result. A call runs at most once, so max_retries and retry_delay have no effect."""
+        self,
+        worker_id: str,
+        method: str,
+        engine_name: str | None = None,
+        *args: object,
+        rpc_meta: Mapping[str, object] | None = None,
+        http_timeout: float = 7200.0,
+        max_retries: int = 3,
+        retry_delay: float = 1.0,
+        **kwargs: object,
+    ) -> Any:
+        """Calls a method of an engine and waits for the result. A call runs at most once, so max_retries and
+        retry_delay have no effect."""
         info = self._find(worker_id)
         if info.serves_http:
-            return asyncio.run(_call_by_http(info, method, engine_name or worker_id, args, kwargs, rpc_meta, http_timeout))
+            return asyncio.run(
+                _call_by_http(info, method, engine_name or worker_id, args, kwargs, rpc_meta, http_timeout)
+            )
         handle = info.cluster.workers[info.rank]
         with _calling(info, method):
-            return handle.invoke.options(timeout=http_timeout)(method, _own(engine_name or worker_id, info), rpc_meta, *args, **kwargs)
+            return handle.invoke.options(timeout=http_timeout)(
+                method, _own(engine_name or worker_id, info), rpc_meta, *args, **kwargs
+            )
 
     async def async_call_engine(
-        self, worker_id: str, method: str, engine_name: str | None = None, *args: Any, rpc_meta: dict[str, Any] | None = None,
-        http_timeout: float = 7200.0, max_retries: int = 3, retry_delay: float = 1.0, **kwargs: Any,
-    ) -> Any:  # fmt: skip
+        self,
+        worker_id: str,
+        method: str,
+        engine_name: str | None = None,
+        *args: object,
+        rpc_meta: Mapping[str, object] | None = None,
+        http_timeout: float = 7200.0,
+        max_retries: int = 3,
+        retry_delay: float = 1.0,
+        **kwargs: object,
+    ) -> Any:
         """Calls a method of an engine as call_engine does, in an event loop."""
         info = self._find(worker_id)
         if info.serves_http:
             return await _call_by_http(info, method, engine_name or worker_id, args, kwargs, rpc_meta, http_timeout)
         with _calling(info, method):
-            return await self._call(_Call(info, "invoke", http_timeout, (sys.intern(method), _own(engine_name or worker_id, info), rpc_meta, *args), kwargs))
+            return await self._call(
+                _Call(
+                    info,
+                    "invoke",
+                    http_timeout,
+                    (sys.intern(method), _own(engine_name or worker_id, info), rpc_meta, *args),
+                    kwargs,
+                )
+            )
 
     def _find(self, worker_id: str) -> _Info:
         for workers in self._workers.values():
@@ -349,7 +470,7 @@ class TroupeScheduler(Scheduler):  # type: ignore[misc]
 
     # Calls to several workers of a role.
 
-    async def _call(self, call: _Call) -> Any:
+    async def _call(self, call: _Call) -> object:
         """Sends a call together with all others of this loop iteration, and waits for its answer."""
         loop = asyncio.get_running_loop()
         queued = self._queued.setdefault(loop, [])
@@ -372,10 +493,15 @@ class TroupeScheduler(Scheduler):  # type: ignore[misc]
         cluster, method, timeout = group[0].info.cluster, group[0].method, group[0].timeout
         if len(group) < cluster.world_size or len(group) == 1:
             for call in group:
-                _take(call, cluster.workers[call.info.rank][method].options(timeout=timeout).remote(*call.args, **call.kwargs))
+                _take(
+                    call,
+                    cluster.workers[call.info.rank][method].options(timeout=timeout).remote(*call.args, **call.kwargs),
+                )
             return
         group.sort(key=lambda call: call.info.rank)
-        sent = _pieces.send(cluster, method, [(call.args, call.kwargs) for call in group], timeout=timeout, collect_all=True)
+        sent = _pieces.send(
+            cluster, method, [(call.args, call.kwargs) for call in group], timeout=timeout, collect_all=True
+        )
         for call in group:
             _take(call, sent[call.info.rank])
 
@@ -444,7 +570,7 @@ class _creating:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: Any, err: BaseException | None, trace: Any) -> None:
+    def __exit__(self, kind: object, err: BaseException | None, trace: object) -> None:
         if isinstance(err, troupe.Error):
             raise WorkerCreationError(self._role, "Troupe could not create the workers", str(err)) from err
 
@@ -458,7 +584,7 @@ class _calling:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: Any, err: BaseException | None, trace: Any) -> None:
+    def __exit__(self, kind: object, err: BaseException | None, trace: object) -> None:
         worker = self._info.worker.id
         if isinstance(err, troupe.WorkerLostError):
             raise _failed([self._info], err) from err
@@ -471,7 +597,7 @@ class _calling:
 # Workers that run their own command are called over HTTP, in AReaL's format.
 
 
-async def _post(info: _Info, route: str, payload: Any, timeout: float) -> tuple[int, Any]:
+async def _post(info: _Info, route: str, payload: object, timeout: float) -> tuple[int, Any]:
     import aiohttp
     from areal.infra.scheduler.exceptions import RPCConnectionError
 
@@ -481,26 +607,41 @@ async def _post(info: _Info, route: str, payload: Any, timeout: float) -> tuple[
     host, port = info.worker.ip, int(info.worker.worker_ports[0])
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}/{route}"
     try:
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout)) as session, session.post(url, json=payload) as answer:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout)) as session,
+            session.post(url, json=payload) as answer,
+        ):
             return answer.status, await answer.json()
     except aiohttp.ClientError as err:
         raise RPCConnectionError(info.worker.id, host, port, str(err)) from err
 
 
-async def _configure_by_http(workers: list[_Info], config: Any) -> None:
+async def _configure_by_http(workers: list[_Info], config: object) -> None:
     from areal.infra.rpc.serialization import serialize_value
     from areal.infra.scheduler.exceptions import WorkerConfigurationError
 
     for info in workers:
-        status, answer = await _post(info, "configure", serialize_value({"config": config, "role": info.role, "rank": info.index}), _CREATE_TIMEOUT)
+        status, answer = await _post(
+            info,
+            "configure",
+            serialize_value({"config": config, "role": info.role, "rank": info.index}),
+            _CREATE_TIMEOUT,
+        )
         if status != 200:
             raise WorkerConfigurationError(info.worker.id, answer.get("error", "Unknown error"), str(status))
 
 
-async def _create_by_http(info: _Info, engine: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+async def _create_by_http(
+    info: _Info, engine: str, name: str, args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> Any:
     from areal.infra.rpc.serialization import serialize_value
 
-    payload = {"engine": engine, "engine_name": name, "init_args": serialize_value(list(args)), "init_kwargs": serialize_value(kwargs)}
+    payload = {
+        "engine": engine,
+        "engine_name": name,
+        "init_args": serialize_value(list(args)),
+        "init_kwargs": serialize_value(kwargs),
+    }
     status, answer = await _post(info, "create_engine", payload, _CREATE_TIMEOUT)
     if status == 200:
         return answer.get("result")
@@ -510,10 +651,24 @@ async def _create_by_http(info: _Info, engine: str, name: str, args: tuple[Any, 
     raise EngineCreationError(info.worker.id, reason, status)
 
 
-async def _call_by_http(info: _Info, method: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], meta: dict[str, Any] | None, timeout: float) -> Any:
+async def _call_by_http(
+    info: _Info,
+    method: str,
+    name: str,
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
+    meta: Mapping[str, object] | None,
+    timeout: float,
+) -> Any:
     from areal.infra.rpc.serialization import deserialize_value, serialize_value
 
-    payload = {"method": method, "engine_name": name, "args": serialize_value(list(args)), "kwargs": serialize_value(kwargs), "rpc_meta": meta}
+    payload = {
+        "method": method,
+        "engine_name": name,
+        "args": serialize_value(list(args)),
+        "kwargs": serialize_value(kwargs),
+        "rpc_meta": meta,
+    }
     status, answer = await _post(info, "call", payload, timeout)
     if status != 200:
         raise EngineCallError(info.worker.id, method, answer.get("error", "Unknown error"))

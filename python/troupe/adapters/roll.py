@@ -1,7 +1,7 @@
 """ROLL's Cluster and ResourceManager on Troupe, for programs that run with `python -m troupe.ray --adapter roll …`.
 
-The workers of a cluster are one Troupe role. ROLL's dispatch modes are unchanged; arguments that several ranks share, the same value for all or
-the shard of a data-parallel rank, are encoded and published once.
+The workers of a cluster are one Troupe role. ROLL's dispatch modes are unchanged; arguments that several ranks share,
+the same value for all or the shard of a data-parallel rank, are encoded and published once.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from troupe import ray
 from troupe.ray import _forming
 from troupe.ray.actor import make_actor
 
+from ..ray import ObjectRef
+from ..ray.actor import ActorHandle
 from . import _workers
 
 __all__ = ["TroupeCluster", "TroupeResourceManager"]
@@ -40,7 +42,8 @@ class TroupeCluster(Cluster):  # type: ignore[misc]
     worker_cls: Any
 
     def _create_workers(self) -> None:
-        """Lets ROLL plan the workers, and creates them together. Rank 0 tells the others its address when it has started."""
+        """Lets ROLL plan the workers, and creates them together. Rank 0 tells the others its address when it has
+        started."""
         cls, plan = self.worker_cls, _Plan(self.worker_cls)
         self.worker_cls = plan
         try:
@@ -50,9 +53,9 @@ class TroupeCluster(Cluster):  # type: ignore[misc]
         self.workers = plan.create()
         self.master_addr, self.master_port = ray.get(self.workers[0].get_master_addr_and_port.remote())
 
-    def execute_all_async(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """Calls a method of all workers, as one call of the role. If all arguments are lists with one element per worker, each worker gets its
-        element."""
+    def execute_all_async(self, method_name: str, *args: object, **kwargs: object) -> list[ObjectRef]:
+        """Calls a method of all workers, as one call of the role. If all arguments are lists with one element per
+        worker, each worker gets its element."""
         return _workers.call_all(self.workers, method_name, args, kwargs)
 
 
@@ -62,7 +65,8 @@ def _nodes_with(devices: int) -> int:
 
 
 class _Plan:
-    """Stands in for the decorated worker class: records the options and arguments of each worker, and forwards all else to the class."""
+    """Stands in for the decorated worker class: records the options and arguments of each worker, and forwards all else
+    to the class."""
 
     def __init__(self, cls: Any) -> None:
         self._cls = cls
@@ -71,11 +75,11 @@ class _Plan:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cls, name)
 
-    def options(self, **options: Any) -> _Planned:
+    def options(self, **options: object) -> _Planned:
         self._planned.append(_Planned(options))
         return self._planned[-1]
 
-    def create(self) -> list[Any]:
+    def create(self) -> list[ActorHandle]:
         """Creates the workers. Returns their handles in the order of ranks."""
         with _forming.forming():
             first, *others = self._planned
@@ -83,7 +87,9 @@ class _Plan:
             if others:
                 master = workers[0].get_master_addr_and_port.remote()
                 late = make_actor(_with_master(self._cls.__ray_metadata__.modified_class), self._cls._default_options)
-                workers += [late.options(**p.without_master()).remote(troupe_master=master, **p.arguments) for p in others]
+                workers += [
+                    late.options(**p.without_master()).remote(troupe_master=master, **p.arguments) for p in others
+                ]
         return workers
 
 
@@ -94,15 +100,17 @@ class _Planned:
         self.options = options
         self.arguments: dict[str, Any] = {}
 
-    def remote(self, **arguments: Any) -> _Planned:
-        self.arguments = {name: ray.put(value) for name, value in arguments.items()}  # copied now, because ROLL changes them for the next worker
+    def remote(self, **arguments: object) -> _Planned:
+        self.arguments = {
+            name: ray.put(value) for name, value in arguments.items()
+        }  # copied now, because ROLL changes them for the next worker
         return self
 
     @property
     def get_master_addr_and_port(self) -> _Master:
         return _Master()
 
-    def without_master(self) -> dict[str, Any]:
+    def without_master(self) -> dict[str, object]:
         """Returns the options without the variables that are not known yet."""
         env = self.options["runtime_env"]
         variables = {name: value for name, value in env["env_vars"].items() if value != _LATER}
@@ -110,16 +118,20 @@ class _Planned:
 
 
 class _Master:
-    def remote(self) -> Any:
+    def remote(self) -> ObjectRef:
         return ray.put((_LATER, _LATER))
 
 
 def _with_master(cls: type) -> type:
-    """Returns the class for workers other than rank 0. Its constructor gets the address of rank 0, which has started by then, as ROLL's workers
-    expect."""
+    """Returns the class for workers other than rank 0. Its constructor gets the address of rank 0, which has started by
+    then, as ROLL's workers expect."""
 
-    def __init__(self: Any, *args: Any, troupe_master: tuple[str, int], **kwargs: Any) -> None:
+    def __init__(self: object, *args: Any, troupe_master: tuple[str, int], **kwargs: object) -> None:
         os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = troupe_master[0], str(troupe_master[1])
         cls.__init__(self, *args, **kwargs)  # type: ignore[misc]
 
-    return type(cls.__name__, (cls,), {"__init__": __init__, "__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__})
+    return type(
+        cls.__name__,
+        (cls,),
+        {"__init__": __init__, "__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__},
+    )

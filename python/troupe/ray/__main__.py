@@ -1,19 +1,25 @@
-"""`python -m troupe.ray SCRIPT [ARGUMENTS]` or `python -m troupe.ray -m MODULE [ARGUMENTS]` runs a program with troupe.ray as its `ray`.
-With `--adapter NAME` first, the classes of an adapter replace those of the framework.
+"""`python -m troupe.ray SCRIPT [ARGUMENTS]` or `python -m troupe.ray -m MODULE [ARGUMENTS]` runs a program with
+troupe.ray as its `ray`. With `--adapter NAME` first, the classes of an adapter replace those of the framework. `python
+-m troupe.ray install-cli [FOLDER]` puts the `ray` command into a folder, by default that of this interpreter's
+programs.
 
-The resolver's folder is put first on PYTHONPATH, so that `import ray` imports troupe.ray in every process of the program, and a folder with
-the `ray` command first on PATH. TROUPE_RAY marks such a run and lists its adapters: 1, or 1,verl. Processes of the run inherit these
-variables.
+The resolver's folder is put first on PYTHONPATH, so that `import ray` imports troupe.ray in every process of the
+program, and a folder with the `ray` command first on PATH. TROUPE_RAY marks such a run and lists its adapters: 1, or
+1,verl. Processes of the run inherit these variables.
 """
 
 from __future__ import annotations
 
 import os
 import runpy
+import shutil
 import sys
+import sysconfig
 from importlib import import_module
 
-_USAGE = "usage: python -m troupe.ray [--adapter NAME] SCRIPT [ARGUMENTS], or python -m troupe.ray [--adapter NAME] -m MODULE [ARGUMENTS]"
+_USAGE = """usage: python -m troupe.ray [--adapter NAME] SCRIPT [ARGUMENTS]
+       python -m troupe.ray [--adapter NAME] -m MODULE [ARGUMENTS]
+       python -m troupe.ray install-cli [FOLDER]    put the ray command into a folder of PATH"""
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -49,6 +55,23 @@ def _adapter(name: str) -> str:
     return name
 
 
+def _install_cli(arguments: list[str]) -> None:
+    from .scripts import scripts
+
+    if len(arguments) > 1 or any(a.startswith("-") for a in arguments):
+        sys.stderr.write(_USAGE + "\n")
+        raise SystemExit(2)
+    try:
+        path = scripts.install_in(os.path.abspath(arguments[0] if arguments else sysconfig.get_path("scripts")))
+    except (OSError, ValueError) as err:
+        sys.stderr.write(f"install-cli: {err}\n")
+        raise SystemExit(1) from None
+    print(f"installed {path}; remove the file to uninstall it")
+    found = shutil.which("ray")
+    if found is None or not os.path.samefile(found, path):
+        print(f"`ray` in this shell is {found or 'not found'}: put {os.path.dirname(path)} first on PATH")
+
+
 def main() -> None:
     arguments = sys.argv[1:]
     adapters = []
@@ -58,6 +81,9 @@ def main() -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         sys.stderr.write(_USAGE + "\n")
         raise SystemExit(0 if arguments else 2)
+    if arguments[0] == "install-cli" and not adapters:
+        _install_cli(arguments[1:])
+        return
     if arguments[0] == "-m":
         if len(arguments) < 2:
             sys.stderr.write(_USAGE + "\n")

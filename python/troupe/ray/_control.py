@@ -1,7 +1,9 @@
-"""The client of the control service, which the head runs (roles/sessions): jobs, actors, actor names and handles, task workers, resources.
+"""The client of the control service, which the head runs (roles/sessions): jobs, actors, actor names and handles, task
+workers, resources.
 
-The service starts the requests of a process in the order in which the process makes them. A restarted head has a new service: this process
-reports the handles and leases that it holds, and repeats unanswered requests. The service performs a repeated request once.
+The service starts the requests of a process in the order in which the process makes them. A restarted head has a new
+service: this process reports the handles and leases that it holds, and repeats unanswered requests. The service
+performs a repeated request once.
 """
 
 from __future__ import annotations
@@ -13,10 +15,19 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import _core, _errors
+from .._cluster import Cluster, WorkerHandle
+from .._future import Asked, Waitable
+from .._session import current
 
 _PATIENCE = 60.0  # seconds allowed for a head to return
-_LOST = (_errors.WorkerLostError, _errors.ClosedError, _errors.UnavailableError, _errors.NotFoundError, _errors.OutcomeUnknownError,
-         _errors.RefusedError)  # fmt: skip
+_LOST = (
+    _errors.WorkerLostError,
+    _errors.ClosedError,
+    _errors.UnavailableError,
+    _errors.NotFoundError,
+    _errors.OutcomeUnknownError,
+    _errors.RefusedError,
+)
 _RECENT = 5.0  # seconds allowed for the service to store what it has created
 _COUNTED = ("handle_taken", "handle_dropped")  # requests whose effect rejoin reports
 
@@ -46,13 +57,15 @@ class Control:
         self._waiting: dict[Request, None] = {}  # requests not sent or not answered, in order
         self._holds: dict[str, int] = {}  # number of handles, by actor id
         self._leases: dict[str, dict[str, Any]] = {}
-        self._recent: dict[str, tuple[float, Request]] = {}  # by id, creations of actors and groups that may not be stored yet, with the time until when
+        self._recent: dict[
+            str, tuple[float, Request]
+        ] = {}  # by id, creations of actors and groups that may not be stored yet, with the time until when
 
-    def ask(self, method: str, args: tuple[Any, ...], done: Done) -> None:
+    def ask(self, method: str, args: tuple[object, ...], done: Done) -> None:
         """Makes a request; done(value, None) or done(None, error) follows on any thread."""
         self._submit(Request(method, args, done))
 
-    def notify(self, method: str, *args: Any) -> None:
+    def notify(self, method: str, *args: object) -> None:
         """Makes a request without waiting for the answer; a dead service is not an error."""
         self._submit(Request(method, args, None))
 
@@ -112,10 +125,8 @@ class Control:
             del self._recent[old]
         self._recent[id] = (now + _RECENT, request)
 
-    def _send(self, handle: Any, request: Request) -> None:
-        from ._objects import when_fetched
-
-        def finish(future: Any) -> None:
+    def _send(self, handle: WorkerHandle, request: Request) -> None:
+        def finish(future: Waitable) -> None:
             try:
                 value = future._get()
             except BaseException as err:
@@ -127,11 +138,11 @@ class Control:
             with _core.get().beside():
                 future = handle["ask"].remote(self._process, request.number, request.method, *request.args)
                 if request.done is not None:
-                    when_fetched(future, finish)
+                    future._when_fetched(finish)
         except _errors.Error as err:
             self._failed(handle, request, err)
 
-    def _failed(self, handle: Any, request: Request, error: BaseException) -> None:
+    def _failed(self, handle: WorkerHandle, request: Request, error: BaseException) -> None:
         """Handles an unanswered request: looks for the service again, or reports the failure."""
         lost = isinstance(error, _LOST) and not self._closed
         with self._lock:
@@ -146,9 +157,6 @@ class Control:
 
     def _find(self) -> None:
         """Looks for the service, unless a search is running."""
-        from .._future import Asked
-        from .._session import current
-
         with self._lock:
             if self._finding or self._handle is not None:
                 return
@@ -160,15 +168,9 @@ class Control:
         except _errors.Error as err:
             self._give_up(err)
 
-    def _found(self, asked: Any) -> None:
-        from .._cluster import Cluster
-        from .._session import current
-
+    def _found(self, asked: Asked) -> None:
         try:
-            fields = asked._get()
-            cluster = Cluster.__new__(Cluster)
-            cluster._setup(current(start=False), fields)
-            handle = cluster.workers[0]
+            handle = Cluster._of(current(start=False), asked._get()).workers[0]
         except BaseException as err:
             self._give_up(err)
             return
@@ -182,17 +184,24 @@ class Control:
             self._send(handle, request)
 
     def _again(self) -> list[Request]:
-        """Returns the requests to send to a service that does not know this process: rejoin, recent creations, and all unanswered requests."""
+        """Returns the requests to send to a service that does not know this process: rejoin, recent creations, and all
+        unanswered requests."""
         for request in [r for r in self._waiting if r.method in _COUNTED and self._known]:
             del self._waiting[request]
         first: list[Request] = []
         repeated, last = list(self._waiting), [Request("present", (), _ignore)]
         if self._known:
-            first.append(Request("rejoin", (self._process, self.job_id, dict(self._holds), list(self._leases.values())), None))
+            first.append(
+                Request("rejoin", (self._process, self.job_id, dict(self._holds), list(self._leases.values())), None)
+            )
             recent, self._recent = self._recent, {}
-            repeated = [Request(r.method, r.args, None) for until, r in recent.values() if until > time.monotonic()] + repeated
+            repeated = [
+                Request(r.method, r.args, None) for until, r in recent.values() if until > time.monotonic()
+            ] + repeated
             created = [r.args[0] for r in repeated if r.method == "create_actor"]
-            last += [Request("handle_dropped", (actor, self._process), None) for actor in created if actor not in self._holds]
+            last += [
+                Request("handle_dropped", (actor, self._process), None) for actor in created if actor not in self._holds
+            ]
         for request in [r for r in self._waiting if r.done is None]:
             del self._waiting[request]
         return [*first, *repeated, *last]
@@ -205,5 +214,5 @@ class Control:
                 request.done(None, error)
 
 
-def _ignore(value: Any, error: BaseException | None) -> None:
+def _ignore(value: object, error: BaseException | None) -> None:
     """Ignores the answer to present: the service gives none before it ends, and _failed handles that."""

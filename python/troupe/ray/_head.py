@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from .. import _core, _session
@@ -39,13 +40,14 @@ def main() -> int:
 class Head:
     """The `troupe up` process."""
 
-    def __init__(self, spec: dict[str, Any], run: str) -> None:
+    def __init__(self, spec: dict[str, object], run: str) -> None:
         self._spec, self._run = spec, run
         self._process: subprocess.Popen[bytes] | None = None
         self._started: list[float] = []  # times of the recent starts
 
-    def start(self) -> dict[str, Any]:
-        """Starts the head and waits until it is ready. Returns the fields it reports, or an empty dict if it did not start."""
+    def start(self) -> dict[str, object]:
+        """Starts the head and waits until it is ready. Returns the fields it reports, or an empty dict if it did not
+        start."""
         self._started = [*(t for t in self._started if t > time.monotonic() - _OFTEN_WITHIN), time.monotonic()]
         self._process = _start_head(self._spec, self._run)
         assert self._process.stdout is not None
@@ -66,11 +68,23 @@ class Head:
 
 
 def _start_head(spec: dict[str, Any], run: str) -> subprocess.Popen[bytes]:
-    loopback = spec["ip"] in ("127.0.0.1", "localhost", "")
+    host = "127.0.0.1" if spec["ip"] in ("127.0.0.1", "localhost", "") else "0.0.0.0"
     command = [
-        _core.program_path(), "up", "--json", "--listen", f"{'127.0.0.1' if loopback else '0.0.0.0'}:{spec['port']}", "--store", os.path.join(run, "store"),
-        "--gpus", spec["gpus"], "--with-stdin", "--labels", f"{_heads.IP_LABEL}={spec['ip'] or '127.0.0.1'}",
-    ]  # fmt: skip
+        _core.program_path(),
+        "up",
+        "--json",
+        "--listen",
+        f"{host}:{spec['port']}",
+        "--store",
+        os.path.join(run, "store"),
+        "--gpus",
+        spec["gpus"],
+        "--with-stdin",
+        "--labels",
+        spec["labels"],
+    ]
+    if spec["metrics_port"] is not None:
+        command += ["--metrics", f"{host}:{spec['metrics_port']}"]
     if spec["resources"]:
         command += ["--resources", spec["resources"]]
     if spec["name"]:
@@ -79,7 +93,7 @@ def _start_head(spec: dict[str, Any], run: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, start_new_session=True)
 
 
-def _serve(spec: dict[str, Any], said: dict[str, Any], ended: threading.Event, head: Head) -> int:
+def _serve(spec: Mapping[str, object], said: dict[str, Any], ended: threading.Event, head: Head) -> int:
     host, port = _session._address(said["url"])
     ip = spec["ip"] or host
     access = {"url": said["url"], "token_file": said.get("token_file", ""), "fingerprint": said.get("fingerprint", "")}

@@ -1,8 +1,8 @@
 """The process of an actor or of a task worker. Agents start it as `python -m troupe.ray._process`.
 
-Sync actors and tasks run on the main thread, one call at a time. Threaded actors have a thread pool per concurrency group and async actors
-an event loop per group, each on its own thread; their main thread only reads completions. The side-queue thread answers requests for
-objects, whatever the other threads do.
+Sync actors and tasks run on the main thread, one call at a time. Threaded actors have a thread pool per concurrency
+group and async actors an event loop per group, each on its own thread; their main thread only reads completions. The
+side-queue thread answers requests for objects, whatever the other threads do.
 """
 
 from __future__ import annotations
@@ -18,20 +18,33 @@ import sys
 import threading
 import traceback
 import types
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from .. import _codec
+from .. import _call, _codec
 from .. import worker as _worker
 from .._call import IncomingCall
 from .._core import CANCEL
 from .._serve import Object, read_args
-from . import _context, _control, _objects, _process_title, _serialize, _state, exceptions
+from . import (
+    _context,
+    _control,
+    _generators,
+    _graphs,
+    _objects,
+    _process_title,
+    _serialize,
+    _state,
+    _task_error,
+    exceptions,
+)
 from ._serialize import Frame
 
 NO_EXTRA: dict[str, Any] = {}  # shared, never modified
 _OBJECT_REQUESTS = 1_000_000  # limit of queued requests for objects
 _FUNCTIONS = 512  # unpickled functions that a worker caches
+_RECENT = 4096  # calls whose functions are known for the timeline, about as many as the flight recorder has
 _EXIT = 0
 _GRACE = 4.0  # seconds allowed for the exit functions of an actor without handles
 _EXIT_TOLD = 2.0  # seconds allowed for reporting an actor's exit to the control service
@@ -46,7 +59,7 @@ class Slot:
     def __init__(self, index: int) -> None:
         self.index = index
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return Slot, (self.index,)
 
 
@@ -55,14 +68,15 @@ class ActorExit(SystemExit):
 
 
 class Call(_context.Task):
-    """An incoming call: [id, name of the function or method, frame of (args, kwargs), dependencies, number of results, extra]. The last three
-    may be absent. A call with plain positional arguments alone is [id, name of the method, None, *args]. The code that the call runs sees it
-    as its task."""
+    """An incoming call: [id, name of the function or method, frame of (args, kwargs), dependencies, number of results,
+    extra]. The last three may be absent. A call with plain positional arguments alone is [id, name of the method, None,
+    *args]. The code that the call runs sees it as its task."""
 
     deps: list[Any] = _serialize.NONE
     returns = 1
     extra: dict[str, Any] = NO_EXTRA
     kept: Sequence[Any] = ()  # the references and handles in the frame, until the call is over
+    report: _generators.Report | None = None  # of a generator, while it runs
     frame: Any  # of the arguments, or, if they are plain, a tuple of them
 
     def __init__(self, id: str, function: str, frame: Frame | None, *options: Any) -> None:
@@ -100,7 +114,7 @@ class Call(_context.Task):
             found.append(entry)
         return found
 
-    def arguments(self, entries: list[_objects.Entry]) -> tuple[list[Any], dict[str, Any]]:
+    def arguments(self, entries: list[_objects.Entry]) -> tuple[list[object], dict[str, object]]:
         args, kwargs = _serialize.loads(self.frame)
         if entries:
             args = [_filled(a, entries) for a in args]
@@ -116,11 +130,14 @@ class DependencyError(Exception):
         self.frame = frame
 
 
-def _filled(value: Any, entries: list[_objects.Entry]) -> Any:
+def _filled(value: object, entries: list[_objects.Entry]) -> object:
     if type(value) is not Slot:
         return value
     entry = entries[value.index]
-    entry.load()
+    try:
+        entry.load()
+    except exceptions.RayError as err:
+        raise DependencyError(_objects._dump_error(err)) from None
     if entry.kind == _objects.ERROR:
         raise DependencyError(entry.error_frame())
     return _serialize.loads(entry.body)
@@ -134,7 +151,7 @@ class Service:
         self.kind: str = fields["kind"]  # "task", "sync", "threaded" or "async"
         self.instance: Any = None
         self.class_name: str = fields.get("class_name", "")
-        self.running: dict[str, _context.Task] = {}
+        self.running: dict[str, Call] = {}
         self.cancelled: set[str] = set()
         self.async_tasks: dict[str, tuple[Any, Any]] = {}
         self.functions: dict[bytes, Any] = {}
@@ -148,6 +165,9 @@ class Service:
         self.current = ""  # id of the call running on the main thread
         self.titled = ""  # name in the title of this process; "": the actor is idle
         self.exiting = False  # whether exit_actor has been called
+        # of calls, for the timeline and the table of tasks: metadata, function and id; and the ids of those that failed
+        self.recent: deque[tuple[bytes, str, str]] = deque(maxlen=_RECENT)
+        self.failures: deque[str] = deque(maxlen=_RECENT)
         if self.kind != "task":
             self.state_title = f"ray::{self.class_name}"
         else:
@@ -162,20 +182,24 @@ class Service:
                 self.executors[group] = _EventLoop(f"ray-{group or 'default'}")
         else:
             for group, limit in self.groups().items():
-                self.executors[group] = concurrent.futures.ThreadPoolExecutor(limit, thread_name_prefix=f"ray-{group or 'default'}")
+                self.executors[group] = concurrent.futures.ThreadPoolExecutor(
+                    limit, thread_name_prefix=f"ray-{group or 'default'}"
+                )
 
     # Lifecycle.
 
-    def construct(self, pickled: bytes, module: str, frame: Frame, deps: list[Any]) -> Any:
-        """Creates the actor instance, whose class gets this module, and returns ["ok", pid] or ["error", frame]. For an async actor, returns a future of that."""
+    def construct(self, pickled: bytes, module: str, frame: Frame, deps: Sequence[object]) -> object:
+        """Creates the actor instance, whose class gets this module, and returns ["ok", pid] or ["error", frame]. For an
+        async actor, returns a future of that."""
         self.making = "running"
+        self.recent.append((_call.current.get()[2], "__init__", ""))  # type: ignore[index]
         self.start_executors()
         call = Call("", "__init__", frame, deps, 1, {})
         if self.kind != "async":
             return self._construct(pickled, module, call, call.entries())
         loop = self.executors[""]
 
-        async def make() -> Any:
+        async def make() -> object:
             entries = call.entries()
             for entry in entries:
                 await _ready(entry)
@@ -191,8 +215,9 @@ class Service:
             self.making = "yes" if made[0] == "ok" else "no"
         return made
 
-    def constructed(self) -> list[Any]:
-        """Returns whether the actor instance exists ("no", "running" or "yes") and the pid, for a new control service that does not know."""
+    def constructed(self) -> list[object]:
+        """Returns whether the actor instance exists ("no", "running" or "yes") and the pid, for a new control service
+        that does not know."""
         return [self.making, os.getpid()]
 
     def _made(self, pickled: bytes, module: str, call: Call, entries: list[_objects.Entry]) -> Any:
@@ -216,15 +241,15 @@ class Service:
         except SystemExit as err:
             self._system_exit(err)
         except BaseException as err:
-            error = task_error(f"{self.class_name}.__init__", err, self.host.state)
+            error = _task_error.wrap(f"{self.class_name}.__init__", err, self.host.state)
             return ["error", _objects._dump_error(exceptions.ActorDiedError(error, None, self.fields.get("actor_id")))]
         finally:
             _context.current.reset(mark)
         return ["ok", os.getpid()]
 
-    def exit(self, gentle: bool) -> Any:
-        """Ends the process at once. gentle: another thread runs the exit functions first, while this one keeps reading completions for
-        them."""
+    def exit(self, gentle: bool) -> object:
+        """Ends the process at once. gentle: another thread runs the exit functions first, while this one keeps reading
+        completions for them."""
         if not gentle:
             _exit_now()
         threading.Thread(target=end_process, args=(False,), daemon=True).start()
@@ -235,7 +260,7 @@ class Service:
 
     # Objects.
 
-    def fetch(self, id: str, again: bool) -> Any:
+    def fetch(self, id: str, again: bool) -> object:
         return fetch(self.host.state.store, id, again)
 
     def borrow(self, id: str, process: str) -> None:
@@ -248,15 +273,30 @@ class Service:
         """Returns whether other processes borrow objects of this one, or are about to."""
         return bool(self.host.state.store.is_needed())
 
+    def receive_values(self, id: str, first: int, values: Sequence[tuple[int, object]]) -> object:
+        return receive_values(self.host.state.store, id, first, values)
+
     def cancel_object(self, id: str, force: bool, recursive: bool) -> None:
         """Cancels a call made by this process, at the request of a borrower of its result."""
         cancel_object(self.host.state.store, id, force, recursive)
+
+    # Compiled graphs.
+
+    def start_graph(self, *fields: Any) -> object:
+        return _graphs.start(self.host, *fields)
+
+    def end_graph(self, name: str) -> None:
+        _graphs.end(name)
+
+    def graph_values(self, *fields: Any) -> object:
+        return _graphs.deliver(*fields)
 
     # Calls.
 
     def call(self, *fields: Any) -> Any:
         """Runs a call on the main thread."""
         call = Call(*fields)
+        self.recent.append((_call.current.get()[2], call.function, call.id))  # type: ignore[index]
         self.current = call.id
         try:
             return self.run(call)
@@ -291,10 +331,13 @@ class Service:
             else:
                 args, kwargs = _serialize.loads(call.frame)
             value = function(*args, **kwargs)
+            if call.returns < 0:
+                del args, kwargs
+                return self._stream(call, value)
             if type(value) in _serialize.PLAIN_TYPES:
                 if call.returns == 1 and _serialize.needs_no_pickle(value) and not call.cancelled and not self.exiting:
                     return [_objects.PLAIN, value]
-            elif asyncio.iscoroutine(value):
+            elif inspect.iscoroutine(value):
                 value = asyncio.run(value)
             if self.exiting:
                 end_process()
@@ -321,8 +364,17 @@ class Service:
                 undo()
             call.over()
 
-    def _enter_task(self, task: _context.Task) -> Any:
-        """Sets the process title, the visible devices and the thread count for a task. Returns a function that undoes it."""
+    def _stream(self, call: Call, value: object) -> object:
+        """Runs the generator that a function returned."""
+        _check_generator(call, value)
+        store = self.host.state.store
+        if inspect.isasyncgen(value):
+            return asyncio.run(_generators.arun(call, value, store))
+        return _generators.run(call, value, store)
+
+    def _enter_task(self, task: _context.Task) -> Callable[[], None]:
+        """Sets the process title, the visible devices and the thread count for a task. Returns a function that undoes
+        it."""
         _process_title.set_title(f"ray::{task.name}")
         before = os.environ.get("CUDA_VISIBLE_DEVICES")
         own = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES" not in os.environ
@@ -343,7 +395,7 @@ class Service:
 
         return undo
 
-    def _system_exit(self, err: SystemExit) -> Any:
+    def _system_exit(self, err: SystemExit) -> object:
         if err.code == 0:
             tell_exit("the exit code is 0")
         _worker.end_process(err)
@@ -360,7 +412,9 @@ class Service:
         return function
 
     def method_of(self, name: str) -> Any:
-        function = getattr(type(self.instance), name, None)  # looked up on the class, since an instance attribute may have the same name
+        function = getattr(
+            type(self.instance), name, None
+        )  # looked up on the class, since an instance attribute may have the same name
         bound = self.bound.get(name)
         if bound is not None and bound.__func__ is function:
             return bound
@@ -379,16 +433,16 @@ class Service:
     def _is_static(self, name: str) -> bool:
         return isinstance(inspect.getattr_static(type(self.instance), name), staticmethod)
 
-    def succeeded(self, call: Call, value: Any) -> Any:
+    def succeeded(self, call: Call, value: object) -> list[object]:
         if call.cancelled and self.kind in ("sync", "threaded"):
             return self.failed(call, exceptions.TaskCancelledError(call.id))
         try:
-            if call.returns < 2:
+            if not call.returns or (call.returns == 1 and not inspect.isgenerator(value)):
                 frame, contents = _serialize.dumps(value if call.returns else None)
                 if contents is not _serialize.EMPTY:
                     self.host.state.store.linger(contents)
                 return [_objects.VALUE, frame]
-            values = list(value) if isinstance(value, (tuple, list)) or hasattr(value, "__iter__") else [value]
+            values = list(value) if hasattr(value, "__iter__") else [value]
             if len(values) != call.returns:
                 raise ValueError(f"Task returned {len(values)} objects, but num_returns={call.returns}.")
             frames = []
@@ -400,8 +454,13 @@ class Service:
         except Exception as err:
             return self.failed(call, err)
 
-    def failed(self, call: Call, err: BaseException) -> Any:
-        error = err if isinstance(err, exceptions.TaskCancelledError) else task_error(self.title_of(call), err, self.host.state)
+    def failed(self, call: Call, err: BaseException) -> list[object]:
+        self.failures.append(call.id)
+        error = (
+            err
+            if isinstance(err, exceptions.TaskCancelledError)
+            else _task_error.wrap(self.title_of(call), err, self.host.state)
+        )
         return [_objects.ERROR, _objects._dump_error(error)]
 
     def title_of(self, call: Call) -> str:
@@ -421,8 +480,8 @@ class Service:
     # Calls outside the main thread.
 
     def begin(self, token: int, group: str, fields: list[Any]) -> None:
-        """Starts a call of a threaded or async actor once its turn has come. Called by the thread that reads the side queue, in order of
-        arrival."""
+        """Starts a call of a threaded or async actor once its turn has come. Called by the thread that reads the side
+        queue, in order of arrival."""
         caller = (fields[-1]["from"], group)
         number = fields[-1]["number"]
         if isinstance(number, list):  # one number per rank of a group call
@@ -450,7 +509,7 @@ class Service:
         task = executor.loop.create_task(self._run_async(call))
         self.async_tasks[call.id] = (executor.loop, task)
 
-        def finish(done: Any) -> None:
+        def finish(done: concurrent.futures.Future[object]) -> None:
             self.async_tasks.pop(call.id, None)
             try:
                 value = done.result()
@@ -463,10 +522,11 @@ class Service:
         task.add_done_callback(finish)
 
     async def _run_async(self, call: Call) -> Any:
+        self.running[call.id] = call  # before the check: cancel_call looks in the other order
         if call.id in self.cancelled:
             self.cancelled.discard(call.id)
+            del self.running[call.id]
             return self.failed(call, exceptions.TaskCancelledError(call.id))
-        self.running[call.id] = call
         call.name = call.extra.get("name") or self.titles.get(call.function) or self.title_of(call)
         _context.current.set(call)
         try:
@@ -475,6 +535,10 @@ class Service:
                 await _ready(entry)
             args, kwargs = call.arguments(entries)
             value = self.method_of(call.function)(*args, **kwargs)
+            if call.returns < 0:
+                _check_generator(call, value)
+                del args, kwargs
+                return await _generators.arun(call, value, self.host.state.store)
             if hasattr(value, "__await__"):
                 value = await value
             if self.exiting:
@@ -497,30 +561,41 @@ class Service:
             self.running.pop(call.id, None)
             call.over()
 
+    def describe(self, with_objects: bool) -> dict[str, Any]:
+        """Returns what tables show of this process. Its calls so far are: the caller's session, the number there, the
+        name of the task or method, its id, and whether it failed."""
+        prefix = f"{self.class_name}." if self.kind != "task" else ""
+        failures = set(self.failures)
+        calls = [[*_call.id_of(meta), prefix + f, id, id in failures] for meta, f, id in list(self.recent)]
+        return {**_objects.describe_process(self.host.state, with_objects), "calls": calls}
+
     def cancel_call(self, id: str, force: bool, recursive: bool) -> str:
-        """Cancels a call. Returns "running" if the call has been signalled, "queued" if it will not start, "no" if it cannot be
-        interrupted. recursive: also cancels the calls it made."""
+        """Cancels a call. Returns "running" if the call has been signalled, "queued" if it will not start, "no" if it
+        cannot be interrupted. recursive: also cancels the calls it made."""
         task = self.running.get(id)
         if task is not None:
             task.cancelled = True
+            if task.report is not None:
+                task.report.cancel()
             for entry in list(task.children) if recursive else ():
                 cancel_entry(entry, force, recursive)
+        self.cancelled.add(id)
+        if id not in self.running:  # its event loop may be busy with another call
+            return "queued"
+        self.cancelled.discard(id)
         found = self.async_tasks.get(id)
         if found is not None:
             loop, task = found
             loop.call_soon_threadsafe(task.cancel)
             return "running"
-        if id in self.running:
-            if self.kind != "task":
-                return "no"
-            if force:
-                _flush()
-                os._exit(1)
-            self.host.cancelling = id
-            signal.pthread_kill(self.main, signal.SIGINT)
-            return "running"
-        self.cancelled.add(id)
-        return "queued"
+        if self.kind != "task":
+            return "no"
+        if force:
+            _flush()
+            os._exit(1)
+        self.host.cancelling = id
+        signal.pthread_kill(self.main, signal.SIGINT)
+        return "running"
 
 
 class _EventLoop:
@@ -540,7 +615,10 @@ async def _ready(entry: _objects.Entry) -> None:
 
     if not entry._done:
         await _core.wait_in_loop(_core.get(), entry)
-    await entry.aload()
+    try:
+        await entry.aload()
+    except exceptions.RayError as err:
+        raise DependencyError(_objects._dump_error(err)) from None
 
 
 def _wait(entries: list[_objects.Entry]) -> None:
@@ -551,7 +629,7 @@ def _wait(entries: list[_objects.Entry]) -> None:
             _core.get().wait(entry, None)
 
 
-def _found(entry: _objects.Entry) -> list[Any]:
+def _found(entry: _objects.Entry) -> list[object]:
     ref, kept = entry.lend()
     if ref is None:
         entry.handled()
@@ -559,8 +637,9 @@ def _found(entry: _objects.Entry) -> list[Any]:
     return [_objects.SHARED if kept else _objects.LENT, ref]
 
 
-def fetch(store: _objects.Store, id: str, again: bool) -> Any:
-    """Returns an owned object for another process: [kind, frame] or a future of it. again: the worker that stored the value has died."""
+def fetch(store: _objects.Store, id: str, again: bool) -> object:
+    """Returns an owned object for another process: [kind, frame] or a future of it. again: the worker that stored the
+    value has died."""
     entry = store.entries.get(id)
     if entry is None:
         return [_objects.ERROR, _objects._dump_error(exceptions.ReferenceCountingAssertionError(id))]
@@ -573,54 +652,35 @@ def fetch(store: _objects.Store, id: str, again: bool) -> Any:
     return future
 
 
-def _answer_fetch(entry: _objects.Entry, future: concurrent.futures.Future[Any]) -> None:
+def _answer_fetch(entry: _objects.Entry, future: concurrent.futures.Future[object]) -> None:
     future.set_result(_found(entry))
 
 
+def receive_values(
+    store: _objects.Store, id: str, first: int, values: Sequence[tuple[int, object]]
+) -> int | concurrent.futures.Future[int]:
+    """Takes values of a generator that this process called: see _generators.Stream.receive."""
+    stream = store.entries.get(id)
+    return stream.receive(first, values) if isinstance(stream, _generators.Stream) else _generators.DROPPED
+
+
+def _check_generator(call: Call, value: object) -> None:
+    if not (inspect.isgenerator(value) or inspect.isasyncgen(value)):
+        raise ValueError(
+            "num_returns='streaming' can only be used with generators, and "
+            f"{call.function} returned a {type(value).__name__}."
+        )
+
+
 def _in_module(cls: type, module: str) -> type:
-    """Returns a subclass of the main program's class that belongs to another module. The class itself stays as the main program knows it:
-    instances of it may be sent back."""
-    return types.new_class(cls.__name__, (cls,), {}, lambda body: body.update(__module__=module, __qualname__=cls.__qualname__, __doc__=cls.__doc__))
-
-
-def task_error(title: str, err: BaseException, state: Any) -> BaseException:
-    """Wraps an exception as callers receive it, with the traceback of this process."""
-    frames = traceback.extract_tb(err.__traceback__)
-    here = os.path.dirname(os.path.abspath(__file__))
-    shown = [f for f in frames if not os.path.abspath(f.filename).startswith(here)] or frames
-    text = "".join(traceback.format_list(shown)) + "".join(traceback.format_exception_only(type(err), err))
-    instance = getattr(getattr(state, "host", None), "instance", None)
-    shown_actor = _shown(instance) if instance is not None else None
-    of_actor = f", actor_id={state.actor_id}, repr={shown_actor}" if shown_actor is not None else ""
-    text = text.replace("troupe.ray.exceptions.", "ray.exceptions.")
-    name = title.rpartition("<locals>.")[2] if instance is not None else _process_title.get_title().removeprefix("ray::")
-    head = f"ray::{name}() (pid={os.getpid()}, ip={state.node_ip}{of_actor})"
-    cause: BaseException = err
-    if isinstance(err, exceptions.RayTaskError):
-        cause = err.cause
-    try:
-        _serialize.loads(_serialize.dumps(cause)[0])
-    except Exception as why:
-        cause = _unpicklable(cause, why)
-    return exceptions.RayTaskError(title, f"{head}\n{text}", cause, _process_title.get_title(), os.getpid(), state.node_ip, shown_actor, state.actor_id)
-
-
-def _shown(instance: Any) -> str:
-    try:
-        return repr(instance)
-    except Exception:
-        return object.__repr__(instance)
-
-
-def _unpicklable(cause: BaseException, why: BaseException) -> BaseException:
-    """Replaces an exception that cannot be pickled by an instance of its nearest built-in base class with the same message."""
-    for base in type(cause).__mro__:
-        if base.__module__ == "builtins" and issubclass(base, Exception):
-            try:
-                return base(str(cause))
-            except Exception:
-                continue
-    return exceptions.UnserializableException(f"{type(cause).__name__}: {cause} ({why})")
+    """Returns a subclass of the main program's class that belongs to another module. The class itself stays as the main
+    program knows it: instances of it may be sent back."""
+    return types.new_class(
+        cls.__name__,
+        (cls,),
+        {},
+        lambda body: body.update(__module__=module, __qualname__=cls.__qualname__, __doc__=cls.__doc__),
+    )
 
 
 def cancel_entry(entry: _objects.Entry, force: bool, recursive: bool) -> None:
@@ -644,7 +704,8 @@ _warm_torch: Any = None  # torch, if it was imported before this process was for
 
 
 def set_threads(assigned: Mapping[str, float]) -> bool:
-    """Sets OMP_NUM_THREADS to the CPUs of a task or actor, unless it is already set. Returns whether it was set here."""
+    """Sets OMP_NUM_THREADS to the CPUs of a task or actor, unless it is already set. Returns whether it was set
+    here."""
     if "OMP_NUM_THREADS" in os.environ:
         return False
     threads = max(int(assigned.get("CPU", 1)), 1)
@@ -657,8 +718,8 @@ def set_threads(assigned: Mapping[str, float]) -> bool:
 
 
 def exit_actor() -> None:
-    """Ends the actor after the current call, even if that call catches the exception. An async actor may also call it from a background
-    task."""
+    """Ends the actor after the current call, even if that call catches the exception. An async actor may also call it
+    from a background task."""
     state = _state.current()
     assert state is not None
     service = state.host.service
@@ -684,15 +745,17 @@ _ending = threading.Lock()
 
 
 def end_process(tell: bool = True) -> None:
-    """Runs the exit functions and ends the process. Later callers block until it has ended. tell: reports the exit to the control service
-    first."""
+    """Runs the exit functions and ends the process. Later callers block until it has ended. tell: reports the exit to
+    the control service first."""
     import atexit
 
     _ending.acquire()
     if tell:
         tell_exit("exit_actor() is called: the user requested to exit the actor")
     state = _state.current()
-    shutdown = getattr(state.host.instance, "__ray_shutdown__", None) if state is not None and state.host is not None else None
+    shutdown = (
+        getattr(state.host.instance, "__ray_shutdown__", None) if state is not None and state.host is not None else None
+    )
     if shutdown is not None:
         try:
             shutdown()
@@ -726,7 +789,8 @@ class RayHost(_worker.Host):
         super().__init__(assignment)
         shared = self.config["ray"]
         fields = {**shared, **shared["ranks"][self.rank]}
-        self.process = self.role if self.world == 1 else f"{self.role}@{self.rank}"  # the name by which other processes reach this one
+        # the name by which other processes reach this one
+        self.process = self.role if self.world == 1 else f"{self.role}@{self.rank}"
         self.instance: Any = None
         self.cancelling = ""
         if fields["troupe_ray"]:  # Troupe's variables are not passed on in a role's environment
@@ -745,9 +809,14 @@ class RayHost(_worker.Host):
     def _state(self, fields: dict[str, Any]) -> _state.State:
         control = _control.Control(self.process, fields["job_id"])
         state = _state.State(
-            mode=_state.WORKER_MODE, job_id=fields["job_id"], namespace=fields.get("namespace") or fields["job_namespace"], node_id=fields["node_id"],
-            address=fields["address"], control=control, process=self.process,
-        )  # fmt: skip
+            mode=_state.WORKER_MODE,
+            job_id=fields["job_id"],
+            namespace=fields.get("namespace") or fields["job_namespace"],
+            node_id=fields["node_id"],
+            address=fields["address"],
+            control=control,
+            process=self.process,
+        )
         state.namespace = fields["job_namespace"]
         state.node_ip = fields["node_ip"]
         state.actor_id, state.actor_name = fields.get("actor_id", ""), fields.get("actor_name", "")
@@ -763,7 +832,7 @@ class RayHost(_worker.Host):
         _state.set_current(state)
         return state
 
-    def make(self, name: str, body: Any) -> Any:
+    def make(self, name: str, body: object) -> object:
         """Declares the methods of this process. The actor instance is not created here but by construct."""
         service = self.service
         work, objects = {"name": "work", "limit": 1}, {"name": "concurrent-objects", "limit": _OBJECT_REQUESTS}
@@ -771,8 +840,24 @@ class RayHost(_worker.Host):
         if service.kind in ("task", "sync"):
             methods.append({"name": "call", "mode": "", "lane": work})
         for i, (group, limit) in enumerate(service.groups().items()):
-            methods.append({"name": method_of_group(group), "mode": "", "lane": {"name": f"concurrent-{i}", "limit": limit}})
-        for method in ("fetch", "borrow", "give_back", "cancel_call", "cancel_object", "constructed", "owns", "exit"):
+            methods.append(
+                {"name": method_of_group(group), "mode": "", "lane": {"name": f"concurrent-{i}", "limit": limit}}
+            )
+        for method in (
+            "fetch",
+            "borrow",
+            "give_back",
+            "receive_values",
+            "describe",
+            "cancel_call",
+            "cancel_object",
+            "constructed",
+            "start_graph",
+            "end_graph",
+            "graph_values",
+            "owns",
+            "exit",
+        ):
             methods.append({"name": method, "mode": "", "lane": objects})
         lanes = {m["name"]: m["lane"]["name"] for m in methods if m["lane"]["name"] != "work"}
         self.objects[name] = Object(service, False, lanes, {})
@@ -791,7 +876,7 @@ class RayHost(_worker.Host):
             self.service.titled = ""
             _process_title.set_title(self.service.state_title)
 
-    def arrived_beside(self, kind: int, token: int, meta: bytes, body: Any) -> None:
+    def arrived_beside(self, kind: int, token: int, meta: bytes, body: object) -> None:
         if kind == CANCEL:
             return
         call = IncomingCall(self.core, token, meta)
@@ -799,9 +884,10 @@ class RayHost(_worker.Host):
             self.beside_thread().serve(token, meta, body)
             return
         args, _ = read_args(self.codec, body)
+        self.service.recent.append((meta, args[1], args[0]))
         self.service.begin(token, bytes.fromhex(call.method[5:]).decode(), args)
 
-    def reply(self, token: int, value: Any) -> None:
+    def reply(self, token: int, value: object) -> None:
         """Answers a call; any thread except the main one may call it."""
         answer = self.codec.encode(value)
         if _codec._encoded:
@@ -812,7 +898,7 @@ class RayHost(_worker.Host):
         super().stop_on(*signals)
         stop = signal.getsignal(signal.SIGINT)
 
-        def interrupted(number: int, frame: Any) -> None:
+        def interrupted(number: int, frame: types.FrameType | None) -> None:
             if not self.cancelling:
                 stop(number, frame)  # type: ignore[operator, misc]
                 return

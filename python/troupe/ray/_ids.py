@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class BaseID:
@@ -17,15 +20,15 @@ class BaseID:
         self._hex = binary.hex()
 
     @classmethod
-    def from_hex(cls, text: str) -> Any:
+    def from_hex(cls, text: str) -> Self:
         return cls(bytes.fromhex(text))
 
     @classmethod
-    def from_random(cls) -> Any:
+    def from_random(cls) -> Self:
         return cls(os.urandom(cls.SIZE))
 
     @classmethod
-    def nil(cls) -> Any:
+    def nil(cls) -> Self:
         return cls(b"\xff" * cls.SIZE)
 
     @classmethod
@@ -52,7 +55,7 @@ class BaseID:
 
     __str__ = __repr__
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.binary(),)
 
 

@@ -1,4 +1,4 @@
-"""ray.nodes(), cluster_resources(), available_resources() and timeline()."""
+"""ray.nodes(), cluster_resources() and available_resources()."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import socket
 from typing import Any
 
 from . import _state
+from ._labels import HOST_LABEL, IP_LABEL
 
 
 def _rows() -> list[dict[str, Any]]:
@@ -16,14 +17,27 @@ def nodes() -> list[dict[str, Any]]:
     """Returns the nodes with Ray's keys. Ports are 0, and socket names are placeholders."""
     return [
         {
-            "NodeID": n["node_id"], "Alive": n["alive"], "NodeManagerAddress": n["address"], "NodeManagerHostname": socket.gethostname(),
-            "NodeManagerPort": 0, "ObjectManagerPort": 0, "ObjectStoreSocketName": f"troupe-{n['name']}", "RayletSocketName": f"troupe-{n['name']}",
-            "MetricsExportPort": 0, "MetricsAgentPort": 0, "DashboardAgentListenPort": 0, "NodeName": n["name"], "RuntimeEnvAgentPort": 0,
-            "DeathReason": 0, "DeathReasonMessage": "" if n["alive"] else "the head lost the node", "alive": n["alive"],
-            "Resources": {k: v for k, v in n["total"].items() if v} if n["alive"] else {}, "Labels": dict(n["labels"]),
+            "NodeID": n["node_id"],
+            "Alive": n["alive"],
+            "NodeManagerAddress": n["address"],
+            "NodeManagerHostname": n["labels"].get(HOST_LABEL, n["name"]),
+            "NodeManagerPort": 0,
+            "ObjectManagerPort": 0,
+            "ObjectStoreSocketName": f"troupe-{n['name']}",
+            "RayletSocketName": f"troupe-{n['name']}",
+            "MetricsExportPort": 0,
+            "MetricsAgentPort": 0,
+            "DashboardAgentListenPort": 0,
+            "NodeName": n["name"],
+            "RuntimeEnvAgentPort": 0,
+            "DeathReason": 0,
+            "DeathReasonMessage": "" if n["alive"] else "the head lost the node",
+            "alive": n["alive"],
+            "Resources": {k: v for k, v in n["total"].items() if v} if n["alive"] else {},
+            "Labels": {k: v for k, v in n["labels"].items() if k not in (HOST_LABEL, IP_LABEL)},
         }
         for n in _rows()
-    ]  # fmt: skip
+    ]
 
 
 def _sum(kind: str) -> dict[str, float]:
@@ -52,15 +66,6 @@ def total_resources_per_node() -> dict[str, dict[str, float]]:
     return {n["node_id"]: {k: v for k, v in n["total"].items() if v > 0} for n in _rows() if n["alive"]}
 
 
-def timeline(filename: str | None = None) -> Any:
-    """Writes or returns an empty profile: Troupe does not record tasks in Ray's format. `troupe timeline` shows the calls of roles."""
-    if filename is None:
-        return []
-    with open(filename, "w") as f:
-        f.write("[]")
-    return None
-
-
 def node_ip() -> str:
     """Returns the IP address at which other nodes reach this one."""
     state = _state.current()
@@ -68,7 +73,9 @@ def node_ip() -> str:
         return str(state.node_ip)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("8.8.8.8", 80))  # connect on a UDP socket sends nothing; the kernel only chooses the source address
+            probe.connect(
+                ("8.8.8.8", 80)
+            )  # connect on a UDP socket sends nothing; the kernel only chooses the source address
             return str(probe.getsockname()[0])
         except OSError:
             return "127.0.0.1"

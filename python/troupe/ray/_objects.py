@@ -1,26 +1,31 @@
-"""Objects and references to them: get, put, wait and cancel.
+"""Objects and references to them.
 
-The process that makes a call or puts a value owns the resulting object. An Entry represents an object inside one process. Threads and event
-loops wait for it as for any other Troupe awaitable, through _done and _waiters. The Entry of a borrowed reference is filled by a fetch from
-the owner. No other module knows how objects are stored or sent.
+The process that makes a call or puts a value owns the resulting object. An Entry represents an object inside one
+process. Threads and event loops wait for it as for any other Troupe awaitable, through _done and _waiters. The Entry of
+a borrowed reference is filled by a fetch from the owner. No other module knows how objects are stored or sent.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
+import gc
 import itertools
+import logging
 import os
 import queue
 import select
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
-from .. import _core, _errors, _reference
-from . import _context, _serialize, _state, exceptions
-from ._ids import role_of
+from .. import _codec, _core, _errors, _reference
+from .._session import current as troupe_session
+from . import _serialize, _state, exceptions
+from ._ids import JobID, TaskID
+from ._peers import peer
+from ._refused import refuse
 from ._serialize import Frame
 
 _POLITE = 0.001  # seconds the reader thread leaves a completion to threads that wait for one
@@ -29,8 +34,14 @@ _SHARED = 1 << 20  # values of at least this many bytes are stored once and shar
 _GRACE = 2.0  # seconds a sent value's references and handles are kept after the receiver has it
 _BORROWER_CHECK = 10.0  # seconds between liveness checks of the processes that borrow objects from this one
 
+_logger = logging.getLogger("ray")
+
 PENDING, VALUE, ERROR = 0, 1, 2
-SHARED, LENT, SEVERAL = 3, 4, 5  # answers: a Troupe reference to the value; one to a result still held by its worker; several frames
+SHARED, LENT, SEVERAL = (
+    3,
+    4,
+    5,
+)  # answers: a Troupe reference to the value; one to a result still held by its worker; several frames
 PLAIN = 6  # answers: the value itself
 FIRST = "01000000"  # the suffix of the object id of a task's first result
 
@@ -43,7 +54,8 @@ class Entry:
     kind = PENDING
     body: Any = None  # the frame of the value or the exception; None if the core still holds it (value_ref or lent_ref)
     value_ref: Any = None  # a Troupe reference to [kind, frame], for a large value that the owner stores
-    lent_ref: Any = None  # a Troupe reference to a large result stored by the worker that computed it; it may be lost with that worker
+    # a Troupe reference to a large result stored by the worker that computed it; it may be lost with that worker
+    lent_ref: Any = None
     kept: Any = None  # keeps alive the references and handles in the frame; of a failed call: its UnreadError
     call: Any = None  # the pending call or task that produces this object
     fetching = False
@@ -52,7 +64,7 @@ class Entry:
         self.id, self.owner = id, owner
         self._waiters: list[Any] = []
 
-    def set(self, kind: int, frame: Frame, kept: Any = None) -> None:
+    def set(self, kind: int, frame: Frame, kept: object = None) -> None:
         """Completes the entry and wakes its waiters. Only the first call has an effect; any thread may call it."""
         if self._done:
             return
@@ -67,7 +79,7 @@ class Entry:
             for wake in list(waiters):
                 wake()
 
-    def set_value(self, value: Any) -> None:
+    def set_value(self, value: object) -> None:
         frame, contents = _serialize.dumps(value)
         self.set(VALUE, frame, contents)
 
@@ -75,8 +87,8 @@ class Entry:
         self.set(ERROR, _dump_error(error), ())
 
     def on_done(self, do: Callable[[], None]) -> _core.Notice:
-        """Calls do once, when the entry is done, or immediately if it already is. Calling withdraw on the returned notice cancels the
-        callback."""
+        """Calls do once, when the entry is done, or immediately if it already is. Calling withdraw on the returned
+        notice cancels the callback."""
         notice = _core.Notice(self._waiters, do)
         self._waiters.append(notice)
         if self._done:
@@ -86,30 +98,37 @@ class Entry:
         return notice
 
     def share(self) -> Any:
-        """Returns a Troupe reference to a large value, so that all receivers share one copy. Returns None if the value is small or owned by
-        another process."""
-        if self.value_ref is None and self._done and self.body is not None and self.kind == VALUE and _serialize.size(self.body) >= _SHARED:
+        """Returns a Troupe reference to a large value, so that all receivers share one copy. Returns None if the value
+        is small or owned by another process."""
+        if (
+            self.value_ref is None
+            and self._done
+            and self.body is not None
+            and self.kind == VALUE
+            and _serialize.size(self.body) >= _SHARED
+        ):
             state = _state.current()
             if state is not None and self.owner == state.store.process:
                 self.value_ref = _put_frame(self.body)
         return self.value_ref
 
-    def lend(self) -> tuple[Any, bool]:
-        """Returns a Troupe reference to a large value, or None, and whether the owner stores the value. If it does not, the receiver must
-        ask the owner again when reading the reference fails."""
+    def lend(self) -> tuple[_reference.Reference | None, bool]:
+        """Returns a Troupe reference to a large value, or None, and whether the owner stores the value. If it does not,
+        the receiver must ask the owner again when reading the reference fails."""
         if self.value_ref is None and self.lent_ref is not None:
             return self.lent_ref, False
         return self.share(), True
 
-    def set_result(self, frame: Frame, ref: Any) -> None:
-        """Sets the result of a call made by this process. ref, if given, refers to the answer held by the worker. The frame lies in memory
-        that this process has mapped, so it outlives the worker."""
+    def set_result(self, frame: Frame, ref: object) -> None:
+        """Sets the result of a call made by this process. ref, if given, refers to the answer held by the worker. The
+        frame lies in memory that this process has mapped, so it outlives the worker."""
         if ref is not None and _serialize.size(frame) >= _SHARED:
             self.lent_ref = ref
         self.set(VALUE, frame)
 
-    def set_reference(self, ref: Any, kept: Any, lent: bool = False) -> None:
-        """Completes the entry with a reference to a value held by some process's core; lent: the worker that computed the value holds it."""
+    def set_reference(self, ref: object, kept: object, lent: bool = False) -> None:
+        """Completes the entry with a reference to a value held by some process's core; lent: the worker that computed
+        the value holds it."""
         if lent:
             self.lent_ref = ref
         else:
@@ -123,9 +142,9 @@ class Entry:
     def _pull(self) -> Any:
         return (self.value_ref or self.lent_ref)._start()
 
-    def fetched(self, pull: Any) -> bool:
-        """Takes the frame fetched by the core. Returns False if the frame was lost with its worker; the entry is then fetched again from
-        the owner."""
+    def fetched(self, pull: object) -> bool:
+        """Takes the frame fetched by the core. Returns False if the frame was lost with its worker; the entry is then
+        fetched again from the owner."""
         ref = self.value_ref or self.lent_ref
         try:
             kind, frame = ref._read(pull)
@@ -171,8 +190,8 @@ class Entry:
         return value
 
     def handled(self) -> None:
-        """Records that the program gets the error of this object, or that of another object it waited for in the same get, so that this one
-        is not reported when the entry is dropped."""
+        """Records that the program gets the error of this object, or that of another object it waited for in the same
+        get, so that this one is not reported when the entry is dropped."""
         if not self._done and _error_is_handled not in self._waiters:
             self._waiters.append(_error_is_handled)
         if self._done and type(self.kept) is UnreadError:
@@ -190,8 +209,8 @@ def _error_is_handled() -> None:
 
 
 class UnreadError:
-    """The error of a call made by this process, kept by the entries of its results. It is reported when they are dropped before the
-    program got the error: nothing else would show it."""
+    """The error of a call made by this process, kept by the entries of its results. It is reported when they are
+    dropped before the program got the error: nothing else would show it."""
 
     __slots__ = ("frame", "read", "store")
 
@@ -207,19 +226,27 @@ class UnreadError:
 
 
 def _report_unread(frame: Frame) -> None:
-    """Reports the exception of a method or task, or the end of its worker. Other errors, such as those of calls to an actor that was killed,
-    are often intended."""
+    """Reports the exception of a method or task, or the end of its worker. Other errors, such as those of calls to an
+    actor that was killed, are often intended."""
     error = _serialize.loads(frame)
     cause = getattr(error, "cause", None)
-    if not isinstance(error, (exceptions.RayTaskError, exceptions.WorkerCrashedError)) or isinstance(cause, exceptions.TaskCancelledError):
+    if not isinstance(error, (exceptions.RayTaskError, exceptions.WorkerCrashedError)) or isinstance(
+        cause, exceptions.TaskCancelledError
+    ):
         return
     if "RAY_IGNORE_UNHANDLED_ERRORS" not in os.environ:
-        from ._private import worker
-
-        worker._unhandled_error_handler(as_raised(error))
+        on_unhandled(as_raised(error))
 
 
-def as_raised(error: Any) -> BaseException:
+def log_unhandled(error: BaseException) -> None:
+    """Logs the error of a call or task whose last reference was dropped before the program got it."""
+    _logger.error("Unhandled error (suppress with 'RAY_IGNORE_UNHANDLED_ERRORS=1'): %s", error)
+
+
+on_unhandled = log_unhandled  # replaced by _private.worker, whose function of this purpose programs may replace
+
+
+def as_raised(error: object) -> BaseException:
     if isinstance(error, exceptions.RayTaskError):
         return error.as_instanceof_cause()
     return error if isinstance(error, BaseException) else exceptions.RaySystemError(error)
@@ -242,8 +269,9 @@ def fail(entries: Sequence[Entry], frame: Frame) -> None:
         entry.set(ERROR, frame, unread)
 
 
-def cause_frame(cause: Any, actor_id: str | None = None) -> Any:
-    """Returns the exception frame for a death or refusal that the control service reports. A constructor's error already is a frame."""
+def cause_frame(cause: object, actor_id: str | None = None) -> Any:
+    """Returns the exception frame for a death or refusal that the control service reports. A constructor's error
+    already is a frame."""
     if not isinstance(cause, dict):
         return cause
     kind, text = cause["kind"], cause["text"]
@@ -251,7 +279,9 @@ def cause_frame(cause: Any, actor_id: str | None = None) -> Any:
         return _dump_error(exceptions.ActorDiedError(text, None, actor_id))
     of_actor = actor_id is not None
     if kind == "group_removed":
-        return _dump_error((exceptions.ActorPlacementGroupRemoved if of_actor else exceptions.TaskPlacementGroupRemoved)(text))
+        return _dump_error(
+            (exceptions.ActorPlacementGroupRemoved if of_actor else exceptions.TaskPlacementGroupRemoved)(text)
+        )
     return _dump_error((exceptions.ActorUnschedulableError if of_actor else exceptions.TaskUnschedulableError)(text))
 
 
@@ -260,10 +290,8 @@ class ObjectRef:
 
     __slots__ = ("__weakref__", "_entry", "_function_name")
 
-    def __init__(self, entry: Any) -> None:
-        if type(entry) is bytes:
-            entry = Entry(entry.hex(), "")
-        self._entry = entry
+    def __init__(self, entry: Entry | bytes) -> None:
+        self._entry: Entry = Entry(entry.hex(), "") if isinstance(entry, bytes) else entry
 
     @classmethod
     def nil(cls) -> ObjectRef:
@@ -286,14 +314,10 @@ class ObjectRef:
     def is_nil(self) -> bool:
         return str(self._entry.id) == "ff" * 28
 
-    def task_id(self) -> Any:
-        from ._ids import TaskID
-
+    def task_id(self) -> TaskID:
         return TaskID(self.binary()[:24])
 
-    def job_id(self) -> Any:
-        from ._ids import JobID
-
+    def job_id(self) -> JobID:
         return JobID(bytes.fromhex(_state.require().job_id))
 
     def owner_address(self) -> str:
@@ -358,7 +382,7 @@ class ObjectRef:
         await entry.aload()
         return entry.value()
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         _serialize.note_ref(self)
         return ref_of_wire, (self._wire(),)
 
@@ -368,7 +392,7 @@ class ObjectRef:
             state.store.publish(self._entry)
         return [self._entry.id, self._entry.owner]
 
-    def _wire_with_value(self) -> list[Any]:
+    def _wire_with_value(self) -> Sequence[object]:
         """Returns the form of the reference for messages, which, unlike pickles, can carry Troupe references."""
         ref = self._entry.share()
         return self._wire() if ref is None else [*self._wire(), ref]
@@ -376,17 +400,59 @@ class ObjectRef:
     def __copy__(self) -> ObjectRef:
         return self
 
-    def __deepcopy__(self, _: Any) -> ObjectRef:
+    def __deepcopy__(self, _: object) -> ObjectRef:
         return self
 
-    def __class_getitem__(cls, item: Any) -> Any:
+    def __class_getitem__(cls, item: object) -> type[ObjectRef]:
         return cls
 
 
+def all_entries() -> list[Entry]:
+    """Returns the entries of this process. It searches the heap, so that calls need not keep a list of them."""
+    return [found for found in gc.get_objects() if isinstance(found, Entry)]
+
+
+def reference_counts() -> dict[Entry, int]:
+    """Returns the entries that the program has references to, and how many."""
+    counts: dict[Entry, int] = {}
+    for found in gc.get_objects():
+        if isinstance(found, ObjectRef):
+            counts[found._entry] = counts.get(found._entry, 0) + 1
+    return counts
+
+
+def describe_process(state: _state.State, with_objects: bool) -> dict[str, Any]:
+    """Returns what tables show of this process, and of its objects: the id, the size in bytes, whether it exists, and
+    the references here and in other processes."""
+    found: dict[str, Any] = {
+        "pid": os.getpid(),
+        "ip": state.node_ip,
+        "node_id": state.node_id,
+        "job_id": state.job_id,
+        "actor_id": state.actor_id,
+        "worker_id": state.worker_id,
+        "is_driver": state.mode == _state.DRIVER_MODE,
+    }
+    if with_objects:
+        counts = reference_counts()
+        found["objects"] = [
+            [
+                entry.id,
+                _serialize.size(entry.body) if entry.body is not None else 0,
+                entry._done,
+                counts.get(entry, 0),
+                sum(state.store.borrowed.get(entry.id, (None, {}))[1].values()),
+            ]
+            for entry in all_entries()
+            if entry.owner == state.store.process and entry.id
+        ]
+    return found
+
+
 class _Reader:
-    """The thread that takes completions when no other thread waits for them. While an entry is watched, because a callback depends on it,
-    the thread polls for completions. Otherwise it checks every _LATE seconds while calls are pending, so that an answer wakes only the
-    thread that waits for it."""
+    """The thread that takes completions when no other thread waits for them. While an entry is watched, because a
+    callback depends on it, the thread polls for completions. Otherwise it checks every _LATE seconds while calls are
+    pending, so that an answer wakes only the thread that waits for it."""
 
     def __init__(self) -> None:
         self._pid = 0
@@ -433,7 +499,9 @@ class _Reader:
             watches = self._watches()
             if not watches:
                 self.parked = True  # set before reading _pending: a call sent after this line wakes the thread
-                if any(not token & _core.SIDE for token in list(core._pending)):  # the side queue has a thread of its own
+                if any(
+                    not token & _core.SIDE for token in list(core._pending)
+                ):  # the side queue has a thread of its own
                     self.parked = False
                 found = woken.poll(None if self.parked else _LATE * 1000)
                 self.parked = False
@@ -494,8 +562,11 @@ class Store:
     def __init__(self, process: str) -> None:
         self.process = process
         self.entries: weakref.WeakValueDictionary[str, Entry] = weakref.WeakValueDictionary()
-        self.arguments: weakref.WeakValueDictionary[str, Entry] = weakref.WeakValueDictionary()  # arguments of running calls, kept by their callers
-        self.borrowed: dict[str, tuple[Entry, dict[str, int]]] = {}  # owned objects with borrowers: the reference count of each process
+        # arguments of running calls, kept by their callers
+        self.arguments: weakref.WeakValueDictionary[str, Entry] = weakref.WeakValueDictionary()
+        self.borrowed: dict[
+            str, tuple[Entry, dict[str, int]]
+        ] = {}  # owned objects with borrowers: the reference count of each process
         self._lock = threading.RLock()
         self._lingering: list[tuple[float, Any]] = []
         self._check_at = 0.0  # time of the next borrower check, while there are borrowers
@@ -511,7 +582,9 @@ class Store:
 
     def new(self, task_id: str = "", index: int = 1) -> Entry:
         """Creates an object owned by this process: the result of a task with this index, or a value for put."""
-        return Entry((task_id or self.task_id()) + (FIRST if index == 1 else index.to_bytes(4, "little").hex()), self.process)
+        return Entry(
+            (task_id or self.task_id()) + (FIRST if index == 1 else index.to_bytes(4, "little").hex()), self.process
+        )
 
     def publish(self, entry: Entry) -> None:
         """Makes an owned object available to fetch requests from other processes."""
@@ -548,7 +621,7 @@ class Store:
     def _check(self, borrower: str) -> None:
         """Checks that a borrower is alive; the references of a dead one are dropped."""
 
-        def done(_: Any, error: BaseException | None) -> None:
+        def done(_: object, error: BaseException | None) -> None:
             with self._lock:
                 self._checked.discard(borrower)
                 if isinstance(error, (_errors.WorkerLostError, _errors.NotFoundError)):
@@ -562,8 +635,9 @@ class Store:
         except Exception as err:  # the session is ending; the sweeper thread must go on
             done(None, err)
 
-    def linger(self, kept: Any) -> None:
-        """Keeps objects alive for _GRACE seconds, while the receiver of a value registers as a borrower of its contents."""
+    def linger(self, kept: object) -> None:
+        """Keeps objects alive for _GRACE seconds, while the receiver of a value registers as a borrower of its
+        contents."""
         if isinstance(kept, _serialize.Contents):  # the core keeps Troupe references alive
             kept = [*kept.handles, *(r for r in kept.refs if r._entry.value_ref is None)]
         if not kept:
@@ -578,8 +652,8 @@ class Store:
             return bool(self.borrowed or self._lingering)
 
     def sweep(self) -> float | None:
-        """Drops lingering objects whose time is up and checks the borrowers if a check is due. Returns the seconds until the next of either
-        is due."""
+        """Drops lingering objects whose time is up and checks the borrowers if a check is due. Returns the seconds
+        until the next of either is due."""
         now = time.monotonic()
         silent: set[str] = set()
         with self._lock:
@@ -599,7 +673,7 @@ class Store:
 
     # Borrowed objects.
 
-    def of_wire(self, id: str, owner: str, ref: Any = None) -> Entry:
+    def of_wire(self, id: str, owner: str, ref: object = None) -> Entry:
         with self._lock:
             entry = self.entries.get(id)
             if entry is not None:
@@ -615,9 +689,9 @@ class Store:
             weakref.finalize(entry, _give_back, self, id, owner).atexit = False
         return entry
 
-    def argument(self, id: str, owner: str, ref: Any, lent: bool) -> Entry:
-        """Returns the entry of a call's argument. ref is a Troupe reference, or the fields of one that the caller keeps until the call is over.
-        lent: a worker, not the owner, holds the value."""
+    def argument(self, id: str, owner: str, ref: object, lent: bool) -> Entry:
+        """Returns the entry of a call's argument. ref is a Troupe reference, or the fields of one that the caller keeps
+        until the call is over. lent: a worker, not the owner, holds the value."""
         with self._lock:
             entry = self.entries.get(id) or self.arguments.get(id)
             if entry is not None:
@@ -641,7 +715,6 @@ _finalized: queue.SimpleQueue[tuple[Callable[[], None], Store] | None] = queue.S
 def later(do: Callable[[], None], store: Store) -> None:
     """Queues do for the sweeper thread, which skips it if the session has ended by then. Finalizers use this."""
     _finalized.put((do, store))
-
 
 
 class _Sweeper:
@@ -680,14 +753,9 @@ class _Sweeper:
 _sweeper = _Sweeper()
 
 
-def when_fetched(future: Any, do: Callable[[Any], None]) -> None:
-    """Calls do(future) once the call is over and its large answers, which stay with their worker until requested, are local. The thread
-    that reads completions makes the call, so it must not wait for them itself."""
-    future._when_fetched(do)
-
-
-def set_results(entries: list[Entry], kind: int, answer: Any, kept: dict[int, Any] | None) -> None:
-    """Sets the entries of a call's results from its answer. kept: by rank, the reference to a large answer, which its worker keeps."""
+def set_results(entries: list[Entry], kind: int, answer: Any, kept: Mapping[int, _reference.Reference] | None) -> None:
+    """Sets the entries of a call's results from its answer. kept: by rank, the reference to a large answer, which its
+    worker keeps."""
     if kind == SEVERAL:
         for entry, frame in zip(entries, answer, strict=False):
             entry.set(VALUE, frame)
@@ -697,125 +765,9 @@ def set_results(entries: list[Entry], kind: int, answer: Any, kept: dict[int, An
         entries[0].set_result(answer, next(iter(kept.values()), None) if kept else None)
 
 
-class Peer:
-    """Another process of the session, addressed by name."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._lock = threading.Lock()
-        self._handle: Any = None
-        self._asked = False
-        self._error: BaseException | None = None
-        self._waiting: list[Callable[[Any, BaseException | None], None]] = []
-
-    def with_handle(self, do: Callable[[Any, BaseException | None], None]) -> None:
-        """Calls do(handle, None) or do(None, error), at once or when the peer is resolved, in the order of the calls to this method."""
-        with self._lock:
-            if self._handle is None and self._error is None:
-                self._waiting.append(do)
-                if self._asked:
-                    return
-                self._asked = True
-                ask = True
-            else:
-                ask = False
-        if ask:
-            self._attach()
-        else:
-            do(self._handle, self._error)
-
-    def _attach(self) -> None:
-        from .._future import Asked
-        from .._session import current
-
-        role, rank = role_of(self.name)
-        if role != self.name:  # all ranks of a role share one cluster
-            peer(role).with_handle(lambda handle, error: self._known(handle and handle.cluster.workers[rank], error))
-            return
-        session = current(start=False)
-        with session.core.beside():
-            asked = Asked(session.core, "attach", runtime=session.id, name=self.name)
-            asked.add_done_callback(self._attached)
-
-    def _attached(self, asked: Any) -> None:
-        from .._cluster import Cluster
-        from .._session import current
-
-        handle, error = None, None
-        try:
-            fields = asked._get()
-            cluster = Cluster.__new__(Cluster)
-            cluster._setup(current(start=False), fields)
-            handle = cluster.workers[0]
-        except BaseException as err:
-            error = err
-        self._known(handle, error)
-
-    def _known(self, handle: Any, error: BaseException | None) -> None:
-        with self._lock:
-            self._handle, self._error = handle, error
-            waiting, self._waiting = self._waiting, []
-        for do in waiting:
-            do(handle, error)
-
-    def notify(self, method: str, *args: Any) -> None:
-        """Calls a method without waiting for the answer; a dead peer is not an error."""
-
-        def send(handle: Any, error: BaseException | None) -> None:
-            if handle is not None:
-                try:
-                    with _core.get().beside():
-                        handle[method].remote(*args)
-                except _errors.Error:
-                    pass
-
-        self.with_handle(send)
-
-    def ask(self, method: str, args: tuple[Any, ...], done: Callable[[Any, BaseException | None], None]) -> None:
-        """Calls a method; done(value, None) or done(None, error) follows on any thread."""
-
-        def send(handle: Any, error: BaseException | None) -> None:
-            if handle is None:
-                done(None, error)
-                return
-            try:
-                with _core.get().beside():
-                    future = handle[method].remote(*args)
-                    when_fetched(future, finish)
-            except _errors.Error as err:
-                done(None, err)
-                return
-
-        def finish(future: Any) -> None:
-            try:
-                value = future._get()
-            except BaseException as err:
-                done(None, err)
-                return
-            done(value, None)
-
-        self.with_handle(send)
-
-
-_peers: dict[str, Peer] = {}
-_peers_lock = threading.Lock()
-
-
-def peer(name: str) -> Peer:
-    with _peers_lock:
-        found = _peers.get(name)
-        if found is None or found._error is not None:
-            found = _peers[name] = Peer(name)
-        return found
-
-
-def forget_peers() -> None:
-    with _peers_lock:
-        _peers.clear()
-
-
 def start_fetch(entry: Entry, again: bool = False) -> None:
-    """Starts to fetch an object from its owner, unless a fetch is already running. again: the worker that held the value has died."""
+    """Starts to fetch an object from its owner, unless a fetch is already running. again: the worker that held the
+    value has died."""
     if entry._done or entry.fetching or entry.call is not None:
         return
     state = _state.current()
@@ -834,16 +786,16 @@ def start_fetch(entry: Entry, again: bool = False) -> None:
     peer(entry.owner).ask("fetch", (entry.id, again), done)
 
 
-def ref_of_wire(wire: list[Any]) -> ObjectRef:
+def ref_of_wire(wire: Sequence[object]) -> ObjectRef:
     return ObjectRef(_state.require().store.of_wire(*wire))
 
 
-def _put_frame(frame: Frame) -> Any:
-    """Stores a copy of a frame in the core and returns a Troupe reference to it."""
-    from .. import _codec
-    from .._session import current
+_serialize.read_ref = ref_of_wire
 
-    session = current(start=False)
+
+def _put_frame(frame: Frame) -> _reference.Reference:
+    """Stores a copy of a frame in the core and returns a Troupe reference to it."""
+    session = troupe_session(start=False)
     body = session.codec(True).encode([VALUE, frame])
     return _reference.put_body(session, body, _codec.take_references())
 
@@ -855,28 +807,31 @@ class Promise:
         self._entry = _state.require().store.new()
         self.ref = ObjectRef(self._entry)
 
-    def set_result(self, value: Any) -> None:
+    def set_result(self, value: object) -> None:
         self._entry.set_value(value)
 
     def set_exception(self, error: BaseException) -> None:
         self._entry.set_error(error)
 
 
-# Public functions.
-
-
-def put(value: Any, *, _owner: Any = None, _tensor_transport: Any = None) -> ObjectRef:
+def put(value: object, *, _owner: object = None, _tensor_transport: object = None) -> ObjectRef:
     """Stores a value and returns a reference to it."""
-    from ._options import refuse
-
     if _tensor_transport is not None and _tensor_transport != "object_store":
         raise refuse("put(_tensor_transport=…)", "troupe.put of a tensor")
     if _owner is not None:
         raise refuse("put(_owner=…)", "a call of the owner that returns the value")
     if isinstance(value, ObjectRef):
-        raise TypeError("Calling 'put' on an ray.ObjectRef is not allowed. If you really want to do this, wrap the ray.ObjectRef in a list and call 'put' on it.")
+        raise TypeError(
+            "Calling 'put' on an ray.ObjectRef is not allowed. If you really want to do this, wrap the ray.ObjectRef "
+            "in a list and call 'put' on it."
+        )
     entry = _state.require().store.new()
-    frame, contents = _serialize.dumps(value)
+    try:
+        frame, contents = _serialize.dumps(value)
+    except TypeError:
+        from .util.check_serialize import could_not_serialize
+
+        raise could_not_serialize(f"the put value {value!r}", value) from None
     if type(frame) is not list or not frame[1]:
         entry.set(VALUE, frame, contents)
     elif _serialize.size(frame) < _SHARED:
@@ -885,155 +840,3 @@ def put(value: Any, *, _owner: Any = None, _tensor_transport: Any = None) -> Obj
     else:
         entry.set_reference(_put_frame(frame), contents)
     return ObjectRef(entry)
-
-
-def _refs(refs: Any, what: str) -> list[ObjectRef]:
-    for ref in refs:
-        if not isinstance(ref, ObjectRef):
-            raise ValueError(f"Invalid type of object refs, {type(ref)}, is given. '{what}' takes ray.ObjectRef or a list of them.")
-    return list(refs)
-
-
-def get(refs: Any, *, timeout: float | None = None, _use_object_store: bool = False) -> Any:
-    """Returns the value of a reference, or of each reference in a list, waiting as needed. Raises GetTimeoutError after the timeout."""
-    state = _state.require()
-    if isinstance(refs, ObjectRef):
-        entry = refs._entry
-        if timeout is not None:
-            return _get_all(state, [refs], timeout)[0]
-        if not entry._done:
-            if entry.call is None:
-                start_fetch(entry)
-            if _context.current.get() is None:
-                _core.get().wait(entry, None)
-            else:
-                with state.blocked():
-                    _core.get().wait(entry, None)
-        return entry.value()
-    if not isinstance(refs, (list, tuple)):
-        wait_method = getattr(refs, "_ray_get", None)
-        if wait_method is not None:
-            return wait_method(timeout)
-        raise ValueError(f"Invalid type of object refs, {type(refs)}, is given. 'object_refs' must either be an ObjectRef or a list of ObjectRefs. ")
-    return _get_all(state, _refs(refs, "get"), timeout)
-
-
-def _get_all(state: Any, refs: Sequence[ObjectRef], timeout: float | None) -> list[Any]:
-    if timeout is not None and timeout < 0:
-        raise ValueError(f"timeout must be at least 0, not {timeout}")
-    entries = [r._entry for r in refs]
-    missing = [e for e in entries if not e._done]
-    if missing:
-        for entry in missing:
-            start_fetch(entry)
-        _await_entries(state, entries, timeout)
-    try:
-        return [e.value() for e in entries]
-    except BaseException:
-        for entry in entries:
-            entry.handled()
-        raise
-
-
-def _await_entries(state: Any, entries: list[Entry], timeout: float | None) -> None:
-    """Waits for the entries in order, until all are done or one has failed."""
-    core = _core.get()
-    deadline = None if timeout is None else time.monotonic() + timeout
-    if _context.current.get() is None:
-        _wait_for(core, entries, deadline, timeout)
-        return
-    with state.blocked():
-        _wait_for(core, entries, deadline, timeout)
-
-
-def _wait_for(core: _core.Core, entries: list[Entry], deadline: float | None, timeout: float | None) -> None:
-    for entry in entries:
-        if not entry._done and not core.wait(entry, deadline):
-            raise exceptions.GetTimeoutError(f"Get timed out: some object(s) not ready within {timeout} s.")
-        if entry.kind == ERROR:
-            return
-
-
-def wait(
-    refs: Any, *, num_returns: int = 1, timeout: float | None = None, fetch_local: bool = True
-) -> tuple[list[ObjectRef], list[ObjectRef]]:
-    """Returns (ready, others), both in the order of the list; ready has at most num_returns references."""
-    state = _state.require()
-    if isinstance(refs, ObjectRef):
-        raise TypeError("wait() expected a list of ray.ObjectRef or ObjectRefGenerator, got a single ray.ObjectRef")
-    if not isinstance(refs, (list, tuple)):
-        raise TypeError(f"wait() expected a list of ray.ObjectRef or ObjectRefGenerator, got {type(refs)}")
-    if timeout is not None and timeout < 0:
-        raise ValueError(f"The 'timeout' argument must be nonnegative. Received {timeout}")
-    for ref in refs:
-        if not isinstance(ref, ObjectRef):
-            raise TypeError(f"wait() expected a list of ray.ObjectRef or ObjectRefGenerator, got list containing {type(ref)}")
-    if len(set(refs)) != len(refs):
-        raise ValueError("Wait requires a list of unique ray_waitables.")
-    if num_returns <= 0:
-        raise ValueError(f"Invalid number of objects to return {num_returns}.")
-    if not refs:
-        return [], []
-    if num_returns > len(refs):
-        raise ValueError("num_returns cannot be greater than the number of ray_waitables provided to ray.wait.")
-    entries = [r._entry for r in refs]
-    for entry in entries:
-        start_fetch(entry)
-    deadline = None if timeout is None else time.monotonic() + timeout
-    if sum(e._done for e in entries) < num_returns:
-        _core.get().look()
-        _await_some(state, entries, num_returns, deadline)
-    ready = [r for r in refs if r._entry._done][:num_returns]
-    chosen = set(ready)
-    return ready, [r for r in refs if r not in chosen]
-
-
-class _Count:
-    """Becomes done when count of the entries are done."""
-
-    def __init__(self, entries: list[Entry], count: int) -> None:
-        self._done = False
-        self._waiters: list[Any] = []
-        self._left = count
-        self._lock = threading.Lock()
-        self._notices = [entry.on_done(self._one) for entry in entries]
-
-    def close(self) -> None:
-        """Stops waiting for the entries."""
-        for notice in self._notices:
-            notice.withdraw()
-        self._notices = []
-
-    def _one(self) -> None:
-        with self._lock:
-            self._left -= 1
-            if self._left > 0 or self._done:
-                return
-            self._done = True
-        for wake in list(self._waiters):
-            wake()
-
-
-def _await_some(state: Any, entries: list[Entry], count: int, deadline: float | None) -> None:
-    counter = _Count(entries, count)
-    try:
-        if not counter._done:
-            with state.blocked():
-                _core.get().wait(counter, deadline)
-    finally:
-        counter.close()
-
-
-def cancel(ref: Any, *, force: bool = False, recursive: bool = True) -> None:
-    """Cancels a task or actor call; has no effect on one that is over. recursive: also cancels the calls it made."""
-    state = _state.require()
-    if not isinstance(ref, ObjectRef):
-        raise TypeError(f"ray.cancel() only supported for object refs. For compiled graphs, got: {type(ref)}")
-    entry = ref._entry
-    if entry._done:
-        return
-    call = entry.call
-    if call is not None:
-        call.cancel(force, recursive)
-    elif entry.owner and entry.owner != state.process:
-        peer(entry.owner).notify("cancel_object", entry.id, force, recursive)

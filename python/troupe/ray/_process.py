@@ -1,5 +1,5 @@
-"""The program that agents start for an actor or for tasks: `python -m troupe.ray._process`. It contains no code of its own, so that _host
-is imported only once."""
+"""The program that agents start for an actor or for tasks: `python -m troupe.ray._process`. It contains no code of its
+own, so that _host is imported only once."""
 
 import sys
 

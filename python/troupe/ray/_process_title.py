@@ -13,7 +13,7 @@ _encoded: dict[str, tuple[bytes, bytes]] = {}  # command line and thread name, b
 _ENCODED = 1024  # number of titles to cache
 
 
-def _command_line() -> Any:
+def _command_line() -> object:
     try:
         with open("/proc/self/stat") as f:
             fields = f.read().rpartition(")")[2].split()

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ._ids import ActorID, BaseID, JobID, NodeID, PlacementGroupID, TaskID, UniqueID, WorkerID
-from ._options import refuse
+from ._refused import absent
+from .exceptions import ObjectRefStreamEndOfStreamError
 
-__all__ = ["ActorID", "BaseID", "JobID", "NodeID", "ObjectRefGenerator", "PlacementGroupID", "TaskID", "UniqueID", "WorkerID"]
+__all__ = [
+    "ActorID",
+    "BaseID",
+    "JobID",
+    "NodeID",
+    "ObjectRefStreamEndOfStreamError",
+    "PlacementGroupID",
+    "TaskID",
+    "UniqueID",
+    "WorkerID",
+]
 
 
-class ObjectRefGenerator:
-    """The result type of streaming generators, for isinstance. It is never instantiated."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        raise refuse("ObjectRefGenerator", "a method that yields, which gives a troupe.ResultStream")
+RAY_NODE_ID_KEY = "ray.io/node-id"
 
 
-StreamingObjectRefGenerator = DynamicObjectRefGenerator = ObjectRefGenerator
-
-
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name in ("ObjectRef", "ObjectID"):
         from ._objects import ObjectRef
 
         return ObjectRef
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}; see docs/ray.md")
+    if name in ("ObjectRefGenerator", "StreamingObjectRefGenerator", "DynamicObjectRefGenerator"):
+        from . import _generators
+
+        return getattr(_generators, name.removeprefix("Streaming"))
+    raise absent(__name__, name)

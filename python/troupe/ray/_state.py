@@ -1,7 +1,8 @@
 """The current session of this process, and access to the control service.
 
-All modules of the package use it. `require()` returns the State and starts a local session if there is none (Ray's implicit init),
-`current()` returns the State or None, `control_call` calls the control service and waits, and `control_async` returns a future.
+All modules of the package use it. `require()` returns the State and starts a local session if there is none (Ray's
+implicit init), `current()` returns the State or None, `control_call` calls the control service and waits, and
+`control_async` returns a future.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
-from . import _context
+from .. import _core, _errors
+from . import _context, _control, exceptions
 
 DRIVER_MODE, WORKER_MODE = 0, 1  # the values of ray.SCRIPT_MODE and ray.WORKER_MODE
 
@@ -21,13 +23,23 @@ DRIVER_MODE, WORKER_MODE = 0, 1  # the values of ray.SCRIPT_MODE and ray.WORKER_
 class State:
     """A driver's or worker's connection to a cluster."""
 
-    def __init__(self, *, mode: int, job_id: str, namespace: str, node_id: str, address: str, control: Any, process: str) -> None:
+    def __init__(
+        self,
+        *,
+        mode: int,
+        job_id: str,
+        namespace: str,
+        node_id: str,
+        address: str,
+        control: _control.Control,
+        process: str,
+    ) -> None:
         self.mode = mode
         self.job_id = job_id  # 8 hex digits
         self.namespace = namespace
         self.node_id = node_id
         self.address = address  # HOST:PORT of the head, as accepted by init(address=…)
-        self.control = control  # the _objects.Peer of the control service
+        self.control = control  # the _control.Control
         self.process = process  # the name by which other processes reach this one
         self.node_ip = "127.0.0.1"
         self.actor_id = ""  # set in an actor's process
@@ -67,13 +79,18 @@ def current() -> State | None:
     return _current
 
 
+def _no_session() -> State:
+    raise RuntimeError("troupe.ray is not imported")
+
+
+start: Callable[[], State] = _no_session  # makes this process the driver of a local session; set by _session
+
+
 def require() -> State:
     """Returns the state of this process, which becomes the driver of a local session if it has none."""
     state = _current
     if state is None:
-        from . import _session
-
-        return _session.implicit_init()
+        return start()
     return state
 
 
@@ -83,7 +100,8 @@ def set_current(state: State | None) -> None:
 
 
 def _after_fork() -> None:
-    """Gives a forked child no state. The parent's stays referenced there: what it holds belongs to the parent, and must not be released."""
+    """Gives a forked child no state. The parent's stays referenced there: what it holds belongs to the parent, and must
+    not be released."""
     global _current, _of_parent
     _of_parent, _current = _current, None
 
@@ -93,7 +111,8 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class Reply:
-    """The future of a request to the control service. Threads and event loops wait for it as for any other Troupe awaitable."""
+    """The future of a request to the control service. Threads and event loops wait for it as for any other Troupe
+    awaitable."""
 
     def __init__(self) -> None:
         self._done = False
@@ -101,7 +120,7 @@ class Reply:
         self._value: Any = None
         self._error: BaseException | None = None
 
-    def _finish(self, value: Any, error: BaseException | None) -> None:
+    def _finish(self, value: object, error: BaseException | None) -> None:
         self._value, self._error = value, error
         self._done = True
         for wake in list(self._waiters):
@@ -109,13 +128,13 @@ class Reply:
 
     def get(self) -> Any:
         """Returns the value of a finished reply, or raises its error."""
+        if isinstance(self._error, _errors.Error):  # the head or a peer is gone
+            raise exceptions.RaySystemError(self._error) from self._error
         if self._error is not None:
             raise self._error
         return self._value
 
     def result(self, timeout: float | None = None) -> Any:
-        from .. import _core
-
         if not self._done and not _core.get().wait(self, None if timeout is None else time.monotonic() + timeout):
             raise TimeoutError(f"the control service did not answer within {timeout} s")
         return self.get()
@@ -132,24 +151,22 @@ class Reply:
         if self._done:
             call()
 
-    def __await__(self) -> Generator[Any, None, Any]:
+    def __await__(self) -> Generator[object, None, Any]:
         return self._await().__await__()
 
     async def _await(self) -> Any:
-        from .. import _core
-
         if not self._done:
             await _core.wait_in_loop(_core.get(), self)
         return self.get()
 
 
-def control_async(method: str, *args: Any) -> Reply:
+def control_async(method: str, *args: object) -> Reply:
     """Calls the control service. Arguments and results are plain values: numbers, strings, bytes, lists, dicts."""
     reply = Reply()
     require().control.ask(method, args, reply._finish)
     return reply
 
 
-def control_call(method: str, *args: Any, timeout: float | None = None) -> Any:
+def control_call(method: str, *args: object, timeout: float | None = None) -> Any:
     """Calls the control service and waits for the result."""
     return control_async(method, *args).result(timeout)

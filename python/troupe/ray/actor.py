@@ -10,16 +10,31 @@ import sys
 import threading
 import weakref
 from collections import deque
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
 
 import cloudpickle
 
-from .. import _core, _errors
-from .._future import Future
-from . import _context, _forming, _host, _objects, _options, _serialize, _state, exceptions
+from .. import _core, _errors, _reference
+from .._cluster import WorkerHandle
+from .._future import Future, Waitable
+from . import (
+    _context,
+    _forming,
+    _generators,
+    _host,
+    _infeasible,
+    _objects,
+    _options,
+    _peers,
+    _serialize,
+    _state,
+    exceptions,
+)
 from ._ids import ActorID
 from ._objects import ERROR, LENT, PENDING, PLAIN, SHARED, VALUE, Entry, ObjectRef
 from ._serialize import NONE, Frame
+from .util.placement_group import check_fits
 
 _STATES = ("DEPENDENCIES_UNREADY", "PENDING_CREATION", "ALIVE", "RESTARTING", "DEAD")  # in Ray's order
 _BUILTIN = ("__init__", "__ray_ready__", "__ray_call__", "__ray_terminate__")
@@ -31,15 +46,20 @@ class ActorClassInheritanceException(TypeError):
     """Raised when code subclasses a decorated class."""
 
 
-def method(*args: Any, **kwargs: Any) -> Any:
+def method(*args: object, **kwargs: Any) -> Any:
     """Returns a decorator that sets options of a method: @ray.method(num_returns=2, concurrency_group="io")."""
     if args or not kwargs:
-        raise ValueError("The @ray.method decorator must be applied using at least one of the arguments 'num_returns', 'concurrency_group', …")
+        raise ValueError(
+            "The @ray.method decorator must be applied using at least one of the arguments 'num_returns', "
+            "'concurrency_group', …"
+        )
     _options.check_method(kwargs)
 
     def mark(function: Any) -> Any:
         if "num_returns" in kwargs:
             function.__ray_num_returns__ = kwargs["num_returns"]
+        if kwargs.get("_generator_backpressure_num_objects") is not None:
+            function.__ray_generator_backpressure_num_objects__ = kwargs["_generator_backpressure_num_objects"]
         if "concurrency_group" in kwargs:
             function.__ray_concurrency_group__ = kwargs["concurrency_group"]
         if kwargs.get("max_task_retries") is not None:
@@ -52,8 +72,8 @@ def method(*args: Any, **kwargs: Any) -> Any:
 
 
 class Metadata:
-    """The __ray_metadata__ of a decorated class. Method information is computed on first use, because unpickling a class that refers to
-    itself decorates it before the class is complete."""
+    """The __ray_metadata__ of a decorated class. Method information is computed on first use, because unpickling a
+    class that refers to itself decorates it before the class is complete."""
 
     def __init__(self, cls: type) -> None:
         self.modified_class = cls
@@ -63,17 +83,21 @@ class Metadata:
 
     @functools.cached_property
     def methods(self) -> dict[str, tuple[Any, ...]]:
-        """Returns, by method name: number of results, concurrency group, retries (None: the actor's default), exceptions to retry."""
+        """Returns, by method name: number of results, concurrency group, retries (None: the actor's default),
+        exceptions to retry, limit of a generator."""
         return {
             name: (
-                1 if (n := getattr(function, "__ray_num_returns__", None)) is None else n, getattr(function, "__ray_concurrency_group__", None) or "",
-                getattr(function, "__ray_max_task_retries__", None), _options.exceptions_to_wire(getattr(function, "__ray_retry_exceptions__", None)),
+                _options.returns_of(getattr(function, "__ray_num_returns__", None), function),
+                getattr(function, "__ray_concurrency_group__", None) or "",
+                getattr(function, "__ray_max_task_retries__", None),
+                _options.exceptions_to_wire(getattr(function, "__ray_retry_exceptions__", None)),
+                getattr(function, "__ray_generator_backpressure_num_objects__", None),
             )
             for name, function in _methods(self.modified_class).items()
-        }  # fmt: skip
+        }
 
     @functools.cached_property
-    def signatures(self) -> dict[str, Any]:
+    def signatures(self) -> dict[str, inspect.Signature]:
         found = {}
         for name, function in _methods(self.modified_class).items():
             try:
@@ -81,13 +105,17 @@ class Metadata:
             except (TypeError, ValueError):
                 continue
             parameters = list(signature.parameters.values())
-            if parameters and not isinstance(inspect.getattr_static(self.modified_class, name), (staticmethod, classmethod)):
-                parameters = parameters[1:] if parameters[0].kind not in (inspect.Parameter.VAR_POSITIONAL,) else parameters
+            if parameters and not isinstance(
+                inspect.getattr_static(self.modified_class, name), (staticmethod, classmethod)
+            ):
+                parameters = (
+                    parameters[1:] if parameters[0].kind not in (inspect.Parameter.VAR_POSITIONAL,) else parameters
+                )
             found[name] = signature.replace(parameters=parameters)
         return found
 
     @functools.cached_property
-    def parameters(self) -> dict[str, Any]:
+    def parameters(self) -> dict[str, list[list[object]]]:
         return {name: _parameters_of(signature) for name, signature in self.signatures.items()}
 
     @functools.cached_property
@@ -95,7 +123,7 @@ class Metadata:
         return any(_is_async(f) for f in _methods(self.modified_class).values())
 
 
-def _is_async(function: Any) -> bool:
+def _is_async(function: object) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
 
 
@@ -109,15 +137,18 @@ class ActorClass:
     __ray_metadata__: Metadata
     _default_options: dict[str, Any]
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         raise ActorClassInheritanceException(_INHERITANCE)
 
-    def __mro_entries__(self, bases: Any) -> Any:
+    def __mro_entries__(self, bases: object) -> tuple[type, ...]:
         raise ActorClassInheritanceException(_INHERITANCE)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
         name = self.__ray_metadata__.class_name
-        raise TypeError(f"Actors cannot be instantiated directly. Instead of '{name}()', use '{name}.remote()'. The class cannot be instantiated directly.")
+        raise TypeError(
+            f"Actors cannot be instantiated directly. Instead of '{name}()', use '{name}.remote()'. The class cannot "
+            "be instantiated directly."
+        )
 
     def __getattr__(self, name: str) -> Any:
         metadata = self.__dict__.get("__ray_metadata__")
@@ -130,33 +161,39 @@ class ActorClass:
     def __dir__(self) -> list[str]:
         return sorted({*dir(self.__ray_metadata__.modified_class), "remote", "options", "bind"})
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return _actor_class_again, (self.__ray_metadata__.modified_class, self._default_options)
 
-    def remote(self, *args: Any, **kwargs: Any) -> ActorHandle:
+    def remote(self, *args: object, **kwargs: object) -> ActorHandle:
         """Creates an actor and returns its handle without waiting for the actor to start."""
         return _create(self.__ray_metadata__, args, kwargs, self._default_options)
 
-    def _remote(self, args: Any = None, kwargs: Any = None, **options: Any) -> ActorHandle:
+    def _remote(
+        self, args: Sequence[object] | None = None, kwargs: Mapping[str, object] | None = None, **options: object
+    ) -> ActorHandle:
         _options.check_actor(options)
         return _create(self.__ray_metadata__, tuple(args or ()), kwargs or {}, _with(self._default_options, options))
 
-    def options(self, **options: Any) -> ActorOptions:
+    def options(self, **options: object) -> ActorOptions:
         """Returns this class with some options overridden."""
         _options.check_actor(options)
         return ActorOptions(self.__ray_metadata__, _with(self._default_options, options))
 
     def bind(self, *args: Any, **kwargs: Any) -> Any:
-        raise _options.refuse("bind (a graph of actors)", "a troupe.Pipeline")
+        """Returns the node of an actor that the execution of a graph creates."""
+        from .dag._nodes import ClassNode
+
+        return ClassNode(self.remote, self.__ray_metadata__.modified_class, args, kwargs)
 
 
 _INHERITANCE = (
-    "Attempted to define subclass of an actor class. Inheriting from actor classes is not currently supported. You can inherit from a non-actor base class "
+    "Attempted to define subclass of an actor class. Inheriting from actor classes is not currently supported. You "
+    "can inherit from a non-actor base class "
     "and make the derived class an actor class (with @ray.remote)."
 )
 
 
-def _with(default: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+def _with(default: Mapping[str, object], options: Mapping[str, object]) -> dict[str, object]:
     merged = {**default, **options}
     if "runtime_env" in options and default.get("runtime_env"):
         merged["runtime_env"] = options["runtime_env"]
@@ -169,18 +206,21 @@ class ActorOptions:
     def __init__(self, metadata: Metadata, options: dict[str, Any]) -> None:
         self._metadata, self._options = metadata, options
 
-    def remote(self, *args: Any, **kwargs: Any) -> ActorHandle:
+    def remote(self, *args: object, **kwargs: object) -> ActorHandle:
         return _create(self._metadata, args, kwargs, self._options)
 
-    def options(self, **options: Any) -> ActorOptions:
+    def options(self, **options: object) -> ActorOptions:
         _options.check_actor(options)
         return ActorOptions(self._metadata, _with(self._options, options))
 
     def bind(self, *args: Any, **kwargs: Any) -> Any:
-        raise _options.refuse("bind (a graph of actors)", "a troupe.Pipeline")
+        """Returns the node of an actor that the execution of a graph creates."""
+        from .dag._nodes import ClassNode
+
+        return ClassNode(self.remote, self._metadata.modified_class, args, kwargs)
 
 
-def make_actor(cls: type, options: dict[str, Any]) -> ActorClass:
+def make_actor(cls: type, options: Mapping[str, object]) -> ActorClass:
     """Turns a class into an actor class."""
     _options.check_actor(options)
     if isinstance(cls, ActorClass):
@@ -194,15 +234,16 @@ def make_actor(cls: type, options: dict[str, Any]) -> ActorClass:
     return made
 
 
-def _actor_class_again(cls: type, options: dict[str, Any]) -> ActorClass:
+def _actor_class_again(cls: type, options: Mapping[str, object]) -> ActorClass:
     return make_actor(cls, options)
 
 
 # Creation.
 
 
-def module_of(value: Any) -> str:
-    """Returns the module of a class or function, as its worker sees it: for that of the main program, the name of its file."""
+def module_of(value: object) -> str:
+    """Returns the module of a class or function, as its worker sees it: for that of the main program, the name of its
+    file."""
     name: str = getattr(value, "__module__", None) or ""
     if name != "__main__":
         return name
@@ -210,14 +251,17 @@ def module_of(value: Any) -> str:
     return (inspect.getmodulename(file) if file else None) or name
 
 
-def are_plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def are_plain(args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
     """Returns whether the arguments are positional and of plain types."""
     return not kwargs and _serialize.PLAIN_TYPES.issuperset(map(type, args))
 
 
-def split_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], copy: bool = True) -> tuple[Frame, Any, list[ObjectRef]]:
-    """Returns the arguments as a frame with a slot for each reference, the frame's contents, and the references. Without copy, the frame
-    refers to the caller's arrays and is valid only until the caller may change them, that is, until the remote call returns."""
+def split_arguments(
+    title: str, args: tuple[object, ...], kwargs: Mapping[str, object], copy: bool = True
+) -> tuple[Frame, object, list[ObjectRef]]:
+    """Returns the arguments of a call of title as a frame with a slot for each reference, the frame's contents, and the
+    references. Without copy, the frame refers to the caller's arrays and is valid only until the caller may change
+    them, that is, until the remote call returns."""
     if are_plain(args, kwargs):
         return pickle.dumps((args, kwargs), 5), _serialize.EMPTY, NONE
     refs: list[ObjectRef] = NONE
@@ -226,16 +270,23 @@ def split_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], copy: bool = 
             refs = []
             args, kwargs = _with_slots(args, kwargs, refs)
             break
-    frame, contents = _serialize.dumps((args, kwargs))
+    try:
+        frame, contents = _serialize.dumps((args, kwargs))
+    except TypeError as err:
+        from .util.check_serialize import argument_error
+
+        raise argument_error(title, args, kwargs, err) from None
     if copy:
         _serialize.copy_buffers(frame)
     return frame, contents, refs
 
 
-def _with_slots(args: tuple[Any, ...], kwargs: dict[str, Any], refs: list[ObjectRef]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _with_slots(
+    args: tuple[object, ...], kwargs: Mapping[str, object], refs: list[ObjectRef]
+) -> tuple[tuple[object, ...], dict[str, object]]:
     """Replaces each reference by a slot and appends it to refs."""
 
-    def slot(value: Any) -> Any:
+    def slot(value: object) -> object:
         if not isinstance(value, ObjectRef):
             return value
         refs.append(value)
@@ -244,13 +295,13 @@ def _with_slots(args: tuple[Any, ...], kwargs: dict[str, Any], refs: list[Object
     return tuple(slot(a) for a in args), {k: slot(v) for k, v in kwargs.items()}
 
 
-def dependencies(refs: list[ObjectRef], counted: bool = False) -> list[Any]:
-    """Returns the references as a call carries them, each with its value if this process has it. The caller keeps them until the call is over;
-    counted: the receiver may use them for longer."""
+def dependencies(refs: list[ObjectRef], counted: bool = False) -> list[object]:
+    """Returns the references as a call carries them, each with its value if this process has it. The caller keeps them
+    until the call is over; counted: the receiver may use them for longer."""
     return [_dependency(r, counted) for r in refs]
 
 
-def _dependency(ref: ObjectRef, counted: bool) -> list[Any]:
+def _dependency(ref: ObjectRef, counted: bool) -> list[object]:
     entry = ref._entry
     if not entry._done:
         return [PENDING, ref._wire()]
@@ -261,7 +312,9 @@ def _dependency(ref: ObjectRef, counted: bool) -> list[Any]:
     return [SHARED if kept else LENT, [*ref._wire(), found if counted else found.uncounted()]]
 
 
-def check_arguments(signature: Any, title: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def check_arguments(
+    signature: inspect.Signature | None, title: str, args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> None:
     if signature is not None:
         try:
             signature.bind(*args, **kwargs)
@@ -269,8 +322,23 @@ def check_arguments(signature: Any, title: str, args: tuple[Any, ...], kwargs: d
             raise TypeError(f"{title}: {err}") from None
 
 
-def _kind(metadata: Metadata, options: dict[str, Any]) -> tuple[str, dict[str, int]]:
-    """Returns the actor's execution kind ("sync", "threaded", "async") and the limits of its concurrency groups; "" is the default group."""
+def check_bound(
+    signature: inspect.Signature | None, method: str, args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> None:
+    """Checks the arguments of bind."""
+    if signature is not None:
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as err:
+            raise TypeError(
+                f"{err}. The function `{method}` has a signature `{signature}`, but the given arguments to `bind` "
+                f"doesn't match. args: {args}. kwargs: {kwargs}."
+            ) from None
+
+
+def _kind(metadata: Metadata, options: Mapping[str, Any]) -> tuple[str, dict[str, int]]:
+    """Returns the actor's execution kind ("sync", "threaded", "async") and the limits of its concurrency groups; "" is
+    the default group."""
     limit = options.get("max_concurrency")
     given = options.get("concurrency_groups") or {}
     if isinstance(given, list):
@@ -280,7 +348,9 @@ def _kind(metadata: Metadata, options: dict[str, Any]) -> tuple[str, dict[str, i
             raise ValueError(f"concurrency_groups[{name!r}] must be an int")
     for name, (_, group, *_) in metadata.methods.items():
         if group and group not in given and group != "_ray_system":
-            raise ValueError(f"Method {name} is in the concurrency group {group!r}, which is not defined; there are {sorted(given)}")
+            raise ValueError(
+                f"Method {name} is in the concurrency group {group!r}, which is not defined; there are {sorted(given)}"
+            )
     system = {"_ray_system": 4}
     if metadata.is_async:
         return "async", {"": limit or _ASYNC_LIMIT, **given, **system}
@@ -289,7 +359,9 @@ def _kind(metadata: Metadata, options: dict[str, Any]) -> tuple[str, dict[str, i
     return "sync", system
 
 
-def _create(metadata: Metadata, args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]) -> ActorHandle:
+def _create(
+    metadata: Metadata, args: tuple[object, ...], kwargs: Mapping[str, object], options: dict[str, Any]
+) -> ActorHandle:
     state = _state.require()
     check_arguments(metadata.signatures.get("__init__"), f"{metadata.class_name}.__init__", args, kwargs)
     kind, groups = _kind(metadata, options)
@@ -301,29 +373,54 @@ def _create(metadata: Metadata, args: tuple[Any, ...], kwargs: dict[str, Any], o
         if found is not None:
             return _weak_handle(found)
     if metadata.pickled is None:
-        metadata.pickled = cloudpickle.dumps(metadata.modified_class, protocol=5)
-    frame, contents, refs = split_arguments(args, kwargs)
+        metadata.pickled = _pickle_class(metadata)
+    frame, contents, refs = split_arguments(
+        f"{module_of(metadata.modified_class)}.{metadata.class_name}.__init__", args, kwargs
+    )
     task = _context.current.get()
-    parent = (task.placement if task is not None and task.placement else state.placement_group)
+    parent = task.placement if task is not None and task.placement else state.placement_group
     strategy = _options.strategy(options, parent)
-    _options.check_fits(strategy, _options.demand(options, 1.0), metadata.modified_class.__qualname__)  # scheduling an actor needs one CPU by default
+    check_fits(
+        strategy, _options.demand(options, 1.0), metadata.modified_class.__qualname__
+    )  # scheduling an actor needs one CPU by default
     actor_id = os.urandom(12).hex() + state.job_id
     retries = options.get("max_task_retries") or 0
-    info = HandleInfo(actor_id, metadata.class_name, dict(metadata.methods), sorted(groups), module_of(metadata.modified_class), retries, metadata.parameters)
+    info = HandleInfo(
+        actor_id,
+        metadata.class_name,
+        dict(metadata.methods),
+        sorted(groups),
+        module_of(metadata.modified_class),
+        retries,
+        metadata.parameters,
+    )
     env = _options.merged(state.runtime_env, _options.environment(options.get("runtime_env")))
     spec = {
-        "job": state.job_id, "name": name, "namespace": namespace, "detached": detached, "get_if_exists": bool(options.get("get_if_exists")),
-        "demand": _options.demand(options, 0.0), "strategy": strategy,
+        "job": state.job_id,
+        "name": name,
+        "namespace": namespace,
+        "detached": detached,
+        "get_if_exists": bool(options.get("get_if_exists")),
+        "demand": _options.demand(options, 0.0),
+        "strategy": strategy,
         "captures": _options.membership(strategy),
-        "env": env, "class_name": metadata.class_name, "kind": kind, "groups": groups, "owner": state.process,
+        "env": env,
+        "class_name": metadata.class_name,
+        "kind": kind,
+        "groups": groups,
+        "owner": state.process,
         "construct": [metadata.pickled, info.module, frame, dependencies(refs, counted=True)],
-        "handle": info.to_wire(), "restarts": options.get("max_restarts") or 0, "group": _forming.membership(options),
-    }  # fmt: skip
+        "handle": info.to_wire(),
+        "restarts": options.get("max_restarts") or 0,
+        "group": _forming.membership(options),
+    }
     client = client_of(actor_id)
     client.signatures = metadata.signatures
     client.creating = (contents, refs)
     if any(limit < 1 for limit in groups.values()):
-        return _stillborn(client, info, "max_concurrency must be greater than 0 for each of the actor's concurrency_groups")
+        return _stillborn(
+            client, info, "max_concurrency must be greater than 0 for each of the actor's concurrency_groups"
+        )
     if name:
         done = _state.control_call("create_actor", actor_id, spec, state.process)
         if done.get("existing"):
@@ -331,22 +428,40 @@ def _create(metadata: Metadata, args: tuple[Any, ...], kwargs: dict[str, Any], o
         if done.get("taken"):
             _forming.give_up()
             raise exceptions.ActorAlreadyExistsError(
-                f"The name {name} (namespace={namespace}) is already taken. Please use a different name or get the existing actor using "
+                f"The name {name} (namespace={namespace}) is already taken. Please use a different name or get the "
+                "existing actor using "
                 f"ray.get_actor('{name}', namespace='{namespace}')"
             )
     else:
         state.control.ask("create_actor", (actor_id, spec, state.process), client.created)
+    _infeasible.note(state)
     hold = Hold(actor_id, state, counted=True)
     client.resolve()
     return ActorHandle(info, hold)
 
 
+def _pickle_class(metadata: Metadata) -> bytes:
+    cls = metadata.modified_class
+    try:
+        return bytes(cloudpickle.dumps(cls, protocol=5))
+    except TypeError:
+        from .util.check_serialize import could_not_serialize
+
+        raise could_not_serialize(f"the actor class {module_of(cls)}.{metadata.class_name}", cls) from None
+
+
 def _stillborn(client: Client, info: HandleInfo, why: str) -> ActorHandle:
-    """Returns the handle of an actor that cannot be created. The reason is written to standard error, and every call fails with it."""
+    """Returns the handle of an actor that cannot be created. The reason is written to standard error, and every call
+    fails with it."""
     _forming.give_up()
     sys.stderr.write(f"ray: the actor {info.class_name} died: {why}\n")
     client._asked = True
-    client._died(_objects._dump_error(exceptions.ActorDiedError(f"The actor died because its options are invalid: {why}", None, info.actor_id)), None)
+    client._died(
+        _objects._dump_error(
+            exceptions.ActorDiedError(f"The actor died because its options are invalid: {why}", None, info.actor_id)
+        ),
+        None,
+    )
     return ActorHandle(info, None)
 
 
@@ -356,17 +471,38 @@ class HandleInfo:
     __slots__ = ("actor_id", "class_name", "groups", "methods", "module", "parameters", "retries")
 
     def __init__(
-        self, actor_id: str, class_name: str, methods: dict[str, Any], groups: list[str], module: str, retries: int, parameters: dict[str, Any]
-    ) -> None:  # fmt: skip
-        self.actor_id, self.class_name, self.methods, self.groups, self.module = actor_id, class_name, methods, groups, module
+        self,
+        actor_id: str,
+        class_name: str,
+        methods: dict[str, Any],
+        groups: list[str],
+        module: str,
+        retries: int,
+        parameters: dict[str, Any],
+    ) -> None:
+        self.actor_id, self.class_name, self.methods, self.groups, self.module = (
+            actor_id,
+            class_name,
+            methods,
+            groups,
+            module,
+        )
         self.retries = retries  # retries of a call whose method sets none; -1: unlimited
         self.parameters = parameters  # of each method whose signature is known: name, kind, whether it has a default
 
-    def to_wire(self) -> list[Any]:
-        return [self.actor_id, self.class_name, {k: list(v) for k, v in self.methods.items()}, self.groups, self.module, self.retries, self.parameters]
+    def to_wire(self) -> list[object]:
+        return [
+            self.actor_id,
+            self.class_name,
+            {k: list(v) for k, v in self.methods.items()},
+            self.groups,
+            self.module,
+            self.retries,
+            self.parameters,
+        ]
 
     @classmethod
-    def of_wire(cls, wire: list[Any]) -> HandleInfo:
+    def of_wire(cls, wire: Sequence[Any]) -> HandleInfo:
         parameters = wire[6] if len(wire) > 6 else {}  # actors of an earlier version have none
         return cls(wire[0], wire[1], {k: tuple(v) for k, v in wire[2].items()}, wire[3], wire[4], wire[5], parameters)
 
@@ -374,20 +510,22 @@ class HandleInfo:
         return {name: _signature_of(parameters) for name, parameters in self.parameters.items()}
 
 
-def _parameters_of(signature: inspect.Signature) -> list[list[Any]]:
+def _parameters_of(signature: inspect.Signature) -> list[list[object]]:
     return [[p.name, int(p.kind), p.default is not p.empty] for p in signature.parameters.values()]
 
 
-def _signature_of(parameters: list[list[Any]]) -> inspect.Signature:
+def _signature_of(parameters: Sequence[Sequence[Any]]) -> inspect.Signature:
     empty = inspect.Parameter.empty
-    return inspect.Signature([inspect.Parameter(name, kind, default=None if default else empty) for name, kind, default in parameters])
+    return inspect.Signature(
+        [inspect.Parameter(name, kind, default=None if default else empty) for name, kind, default in parameters]
+    )
 
 
 class Hold:
-    """A reference of this process to an actor, shared by all its strong handles and pending calls in this process. The control service
-    counts it."""
+    """A reference of this process to an actor, shared by all its strong handles and pending calls in this process. The
+    control service counts it."""
 
-    def __init__(self, actor_id: str, state: Any, counted: bool) -> None:
+    def __init__(self, actor_id: str, state: _state.State, counted: bool) -> None:
         self.actor_id = actor_id
         _holds[actor_id] = self
         if not counted:
@@ -395,7 +533,7 @@ class Hold:
         weakref.finalize(self, _let_go, actor_id, state).atexit = False
 
 
-def _let_go(actor_id: str, state: Any) -> None:
+def _let_go(actor_id: str, state: _state.State) -> None:
     _objects.later(lambda: state.control.notify("handle_dropped", actor_id, state.process), state.store)
 
 
@@ -417,7 +555,7 @@ def forget_all() -> None:
         _holds.clear()
 
 
-def _weak_handle(found: dict[str, Any]) -> ActorHandle:
+def _weak_handle(found: Mapping[str, Any]) -> ActorHandle:
     return ActorHandle(HandleInfo.of_wire(found["handle"]), None)
 
 
@@ -426,9 +564,12 @@ def handle_of_wire(wire: list[Any]) -> ActorHandle:
     return ActorHandle(info, hold_of(info.actor_id) if wire[1] else None)
 
 
+_serialize.read_handle = handle_of_wire
+
+
 class ActorMethod:
-    """A method of an actor; .remote(…) calls it. It keeps the actor alive as its handle does, and has no reference to the handle, which
-    caches it."""
+    """A method of an actor; .remote(…) calls it. It keeps the actor alive as its handle does, and has no reference to
+    the handle, which caches it."""
 
     __slots__ = ("_call_options", "_hold", "_info", "_name", "_options")
 
@@ -436,27 +577,35 @@ class ActorMethod:
         self._info, self._hold, self._name, self._options = info, hold, name, options or {}
         self._call_options: CallOptions | None = None  # of the method with _options; set by the first call
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
         raise TypeError(
-            f"Actor methods cannot be called directly. Instead of running 'object.{self._name}()', try 'object.{self._name}.remote()'."
+            f"Actor methods cannot be called directly. Instead of running 'object.{self._name}()', try "
+            f"'object.{self._name}.remote()'."
         )
 
-    def remote(self, *args: Any, **kwargs: Any) -> Any:
+    def remote(self, *args: object, **kwargs: object) -> Any:
         options = self._call_options
         if options is None:
             options = self._call_options = CallOptions(self._info, self._name, self._options)
         return call_actor(self._info, self._hold, self._name, options, args, kwargs)
 
-    def _remote(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+    def _remote(
+        self, args: Sequence[object] | None = None, kwargs: Mapping[str, object] | None = None, **options: object
+    ) -> Any:
         method = ActorMethod(self._info, self._hold, self._name, {**self._options, **options}) if options else self
         return method.remote(*(args or ()), **(kwargs or {}))
 
-    def options(self, **options: Any) -> ActorMethod:
+    def options(self, **options: object) -> ActorMethod:
         _options.check_method(options)
         return ActorMethod(self._info, self._hold, self._name, {**self._options, **options})
 
-    def bind(self, *args: Any, **kwargs: Any) -> Any:
-        raise _options.refuse("bind (a graph of calls)", "a troupe.Pipeline")
+    def bind(self, *args: object, **kwargs: object) -> Any:
+        """Returns the node of a call in a graph; of a method with several results, a node for each."""
+        from .dag._nodes import bind_method
+
+        known = _clients[self._info.actor_id].signatures if self._info.actor_id in _clients else {}
+        check_bound((known or self._info.signatures()).get(self._name), self._name, args, kwargs)
+        return bind_method(self, CallOptions(self._info, self._name, self._options).returns, args, kwargs)
 
     @property
     def _handle(self) -> ActorHandle:
@@ -469,7 +618,7 @@ class ActorMethod:
     def __repr__(self) -> str:
         return f"ActorMethod({self._handle!r}.{self._name})"
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return _method_again, (self._handle, self._name, self._options)
 
 
@@ -520,14 +669,14 @@ class ActorHandle:
     def __repr__(self) -> str:
         return f"Actor({self._info.class_name}, {self._info.actor_id})"
 
-    def _wire(self) -> list[Any]:
+    def _wire(self) -> list[object]:
         return [self._info.to_wire(), self._hold is not None]
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         _serialize.note_handle(self)
         return handle_of_wire, (self._wire(),)
 
-    def __class_getitem__(cls, item: Any) -> Any:
+    def __class_getitem__(cls, item: object) -> type[ActorHandle]:
         return cls
 
 
@@ -550,7 +699,7 @@ class Answer(Future):
         if call is None:
             return
         if self._kept:  # a large answer must be fetched first
-            _objects.when_fetched(self, call.answered)
+            self._when_fetched(call.answered)
         else:
             call.answered(self)
         self.call = None
@@ -559,12 +708,14 @@ class Answer(Future):
 class CallOptions:
     """The options of calls of a method: those given to the call, then those of the method, then those of the actor."""
 
-    __slots__ = ("are_default", "group", "least", "method", "most", "name", "retried", "retries", "returns")
+    __slots__ = ("are_default", "group", "least", "limit", "method", "most", "name", "retried", "retries", "returns")
 
-    def __init__(self, info: HandleInfo, method: str, given: dict[str, Any]) -> None:
-        returns, group, retries, retried = info.methods.get(method, (1, "", None, None))
+    def __init__(self, info: HandleInfo, method: str, given: Mapping[str, Any]) -> None:
+        returns, group, retries, retried, limit = info.methods.get(method, (1, "", None, None, None))
         if given.get("num_returns") is not None:
-            returns = given["num_returns"]
+            returns = _options.returns_of(given["num_returns"])
+        if given.get("_generator_backpressure_num_objects") is not None:
+            limit = given["_generator_backpressure_num_objects"]
         if given.get("concurrency_group") is not None:
             group = given["concurrency_group"]
         if given.get("max_task_retries") is not None:
@@ -572,15 +723,22 @@ class CallOptions:
         if "retry_exceptions" in given:
             retried = _options.exceptions_to_wire(given["retry_exceptions"])
         if group and group not in info.groups:
-            raise ValueError(f"The concurrency group {group!r} is not defined for the actor {info.class_name}; there are {[g for g in info.groups if g]}")
+            raise ValueError(
+                f"The concurrency group {group!r} is not defined for the actor {info.class_name}; there are "
+                f"{[g for g in info.groups if g]}"
+            )
         self.method = method
         self.name: str = given.get("name") or ""
         self.returns: int = returns
+        self.limit: int = max(limit or 0, 0)  # objects that a generator is ahead of its consumer; 0: any number
         self.group: str = group
-        self.retries: int = info.retries if retries is None else retries  # a call with retries also waits for a restart instead of failing
+        # a call with retries also waits for a restart instead of failing
+        self.retries: int = info.retries if retries is None else retries
         self.retried = retried  # the exceptions that are retried
         self.are_default = not self.name and not group and returns == 1  # whether calls carry none of these options
-        self.least, self.most = _arity(info.parameters.get(method))  # numbers of positional arguments that need no further check
+        self.least, self.most = _arity(
+            info.parameters.get(method)
+        )  # numbers of positional arguments that need no further check
 
 
 class Pending:
@@ -598,8 +756,17 @@ class Pending:
     _token = 0  # number of the call in the core
     _pins: Any = None  # references inside the arguments, kept alive until the call is over
 
-    def __init__(self, client: Client, id: str, options: CallOptions, arguments: tuple[Any, Any, list[ObjectRef]], entries: list[Entry], hold: Any) -> None:
-        """arguments: as of split_arguments, but with the arguments themselves instead of the frame if they are plain."""
+    def __init__(
+        self,
+        client: Client,
+        id: str,
+        options: CallOptions,
+        arguments: tuple[Any, Any, list[ObjectRef]],
+        entries: list[Entry],
+        hold: Hold | None,
+    ) -> None:
+        """arguments: as of split_arguments, but with the arguments themselves instead of the frame if they are
+        plain."""
         # One by one: an assignment of several values would make a tuple.
         self.client = client
         self.id = id
@@ -619,7 +786,7 @@ class Pending:
     def take_references(self, flags: int, rank: int, names: bytes) -> None:
         self._to_future().take_references(flags, rank, names)
 
-    def deliver(self, kind: int, flags: int, rank: int, body: Any) -> None:
+    def deliver(self, kind: int, flags: int, rank: int, body: object) -> None:
         """Takes the answer. After an interrupt, it may be delivered again."""
         if kind == _core.ANSWER and flags == _core.LAST and self.future is None:
             try:
@@ -638,7 +805,8 @@ class Pending:
         return self.future
 
     def own_arguments(self) -> None:
-        """Copies the arrays in the arguments, which the caller may change from now on. Repeated calls have no effect."""
+        """Copies the arrays in the arguments, which the caller may change from now on. Repeated calls have no
+        effect."""
         if not self.owns_arguments:
             _serialize.copy_buffers(self.frame)
         self.owns_arguments = True
@@ -648,13 +816,13 @@ class Pending:
         if type(self.frame) is tuple:
             self.frame = pickle.dumps((self.frame, {}), 5)
 
-    def answered(self, future: Any) -> None:
+    def answered(self, future: object) -> None:
         """Handles the answer. Called by the thread that reads completions or by the one that sent the call."""
         self.client._answered(self, future)
 
-    def await_answer(self, future: Any) -> None:
+    def await_answer(self, future: Waitable) -> None:
         """Attaches the future of a call that was sent as part of a group call."""
-        _objects.when_fetched(future, self.answered)
+        future._when_fetched(self.answered)
 
     def cancel(self, force: bool, recursive: bool) -> None:
         self.client.cancel(self, force, recursive)
@@ -702,10 +870,15 @@ class Client:
             self._asked = True
         _state.require().control.ask("actor_info", (self.actor_id,), self._resolved)
 
-    def created(self, _: Any, error: BaseException | None) -> None:
+    def created(self, _: object, error: BaseException | None) -> None:
         """Handles the answer to the request to create the actor."""
         if error is not None:
-            self._died(_objects._dump_error(exceptions.ActorDiedError(f"The actor could not be created: {error}", None, self.actor_id)), None)
+            self._died(
+                _objects._dump_error(
+                    exceptions.ActorDiedError(f"The actor could not be created: {error}", None, self.actor_id)
+                ),
+                None,
+            )
 
     def _resolved(self, info: Any, error: BaseException | None) -> None:
         kept = self.creating
@@ -717,20 +890,29 @@ class Client:
         if error is not None or "dead" in info:
             with self._lock:
                 dead = _objects.cause_frame(info["dead"], self.actor_id) if error is None else None
-                unknown = f"The actor {self.actor_id} is not known: {error or 'The actor is dead because its owner has died before it was registered.'}"
-                self._dead = self._dead or dead or _objects._dump_error(exceptions.ActorDiedError(unknown, None, self.actor_id))
+                unknown = (
+                    f"The actor {self.actor_id} is not known: "
+                    f"{error or 'The actor is dead because its owner has died before it was registered.'}"
+                )
+                self._dead = (
+                    self._dead or dead or _objects._dump_error(exceptions.ActorDiedError(unknown, None, self.actor_id))
+                )
             self.pump()
             return
         role = self._role = info["role"]
         if info["restarts"] and state is not None:
-            state.control.ask("actor_lost", (self.actor_id, role, None), lambda found, error: self._process_ended(role, found, error))
-        _objects.peer(role).with_handle(lambda handle, error: self._attached(role, handle, error))
+            state.control.ask(
+                "actor_lost", (self.actor_id, role, None), lambda found, error: self._process_ended(role, found, error)
+            )
+        _peers.peer(role).with_handle(lambda handle, error: self._attached(role, handle, error))
 
     def _attached(self, role: str, handle: Any, error: BaseException | None) -> None:
         if role != self._role:
             return
         if error is not None:
-            _state.require().control.ask("actor_lost", (self.actor_id, role), lambda found, error: self._process_ended(role, found, error))
+            _state.require().control.ask(
+                "actor_lost", (self.actor_id, role), lambda found, error: self._process_ended(role, found, error)
+            )
             return
         self._handle, self._restarting, self._is_sync = handle, False, "call" in handle.cluster._modes
         self.pump()
@@ -749,25 +931,30 @@ class Client:
             self._died(found and found["dead"], error)
 
     def killed(self, cause: Frame) -> None:
-        """Records that this process killed the actor. Later calls fail at once; pending calls fail when the actor's process ends."""
+        """Records that this process killed the actor. Later calls fail at once; pending calls fail when the actor's
+        process ends."""
         with self._lock:
             self._asked, self._dead = True, cause
         self.pump()
 
-    def _died(self, cause: Any, error: BaseException | None) -> None:
+    def _died(self, cause: object, error: BaseException | None) -> None:
         with self._lock:
-            self._dead = _objects.cause_frame(cause, self.actor_id) if error is None and cause else _objects._dump_error(exceptions.ActorDiedError(None, None, self.actor_id))
+            self._dead = (
+                _objects.cause_frame(cause, self.actor_id)
+                if error is None and cause
+                else _objects._dump_error(exceptions.ActorDiedError(None, None, self.actor_id))
+            )
         self.pump()
 
-    def check(self, info: HandleInfo, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def check(self, info: HandleInfo, name: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         """Raises TypeError for arguments that do not match the method's signature, if the signature is known."""
         if self.signatures is None:
             self.signatures = info.signatures()
         check_arguments(self.signatures.get(name), f"{info.class_name}.{name}", args, kwargs)
 
     def submit(self, call: Pending) -> None:
-        """Sends a call before returning, if no other call is ahead of it and the actor is reachable. Otherwise copies its arguments and
-        queues it."""
+        """Sends a call before returning, if no other call is ahead of it and the actor is reachable. Otherwise copies
+        its arguments and queues it."""
         if call.retries:
             call.own_arguments()
         with self._lock:
@@ -788,8 +975,8 @@ class Client:
         self.pump()
 
     def take_turn(self) -> bool:
-        """Returns whether a call may be sent now; if so, no other call is sent until end_turn. Returns False if other calls are queued or
-        the actor is not reachable yet."""
+        """Returns whether a call may be sent now; if so, no other call is sent until end_turn. Returns False if other
+        calls are queued or the actor is not reachable yet."""
         with self._lock:
             may = self._may_send()
             self._pumping = self._pumping or may
@@ -819,7 +1006,8 @@ class Client:
         return number
 
     def reuse_number(self, group: str) -> None:
-        """Gives the last number, whose call could not be sent, to the next call: the actor would wait for it for ever."""
+        """Gives the last number, whose call could not be sent, to the next call: the actor would wait for it for
+        ever."""
         with self._lock:
             if self._numbers.get(group):  # otherwise the actor's process has ended, and the numbers begin again
                 self._numbers[group] -= 1
@@ -854,7 +1042,8 @@ class Client:
                 pass
 
     def _send_first(self, queue: deque[Pending]) -> bool:
-        """Sends or fails the first call in the queue of a concurrency group. Returns False if that call, and those behind it, must wait."""
+        """Sends or fails the first call in the queue of a concurrency group. Returns False if that call, and those
+        behind it, must wait."""
         call = queue[0]
         if self._dead is not None:
             queue.popleft()
@@ -863,7 +1052,11 @@ class Client:
         state = _state.current()
         if self._restarting and not call.options.retries:
             queue.popleft()
-            call.fail_with(exceptions.ActorUnavailableError(self.actor_id, f"The actor {self.actor_id} is unavailable: it is being restarted."))
+            call.fail_with(
+                exceptions.ActorUnavailableError(
+                    self.actor_id, f"The actor {self.actor_id} is unavailable: it is being restarted."
+                )
+            )
             return True
         if self._handle is None or state is None:
             return False
@@ -893,7 +1086,7 @@ class Client:
         if error is not None:
             self._lost(call, error)
 
-    def _send_to(self, worker: Any, call: Pending) -> _errors.Error | None:
+    def _send_to(self, worker: WorkerHandle, call: Pending) -> _errors.Error | None:
         """Sends a call, and returns the error if that failed."""
         call.worker = worker
         options = call.options
@@ -922,7 +1115,7 @@ class Client:
         _objects.sent()
         return None
 
-    def _with_options(self, call: Pending) -> tuple[str, list[Any]]:
+    def _with_options(self, call: Pending) -> tuple[str, list[object]]:
         """Returns the worker's method that takes the call, and the fields of the call with its options."""
         options = call.options
         extra: dict[str, Any] = {"name": options.name} if options.name else {}
@@ -930,6 +1123,8 @@ class Client:
         if options.group or not self._is_sync:
             method = _host.method_of_group(options.group)
             extra["from"], extra["number"] = _state.require().process, self.next_number(options.group)
+        if options.returns < 0:
+            extra["stream"] = [_state.require().process, options.limit]
         call.pickle_arguments()
         return method, [call.id, options.method, call.frame, dependencies(call.refs), options.returns, extra]
 
@@ -944,8 +1139,9 @@ class Client:
             return
         self._take(call, kind, answer, future._kept)
 
-    def _take(self, call: Pending, kind: int, answer: Any, kept: Any) -> None:
-        """Completes the objects of a call with its answer, or retries the call. kept: by rank, the references to a large answer."""
+    def _take(self, call: Pending, kind: int, answer: Any, kept: Mapping[int, _reference.Reference] | None) -> None:
+        """Completes the objects of a call with its answer, or retries the call. kept: by rank, the references to a
+        large answer."""
         if kind == PLAIN:
             call.entries[0].set(VALUE, (answer,), ())
         elif kind == VALUE and not kept:
@@ -963,8 +1159,8 @@ class Client:
                 state.store.linger(call.contents)
 
     def _retry(self, call: Pending) -> None:
-        """Requeues a call at the position of its sequence number. The old answer finds no receiver if an interrupt makes the core deliver it
-        again, so that the call is not retried twice."""
+        """Requeues a call at the position of its sequence number. The old answer finds no receiver if an interrupt
+        makes the core deliver it again, so that the call is not retried twice."""
         call.retries -= 1 if call.retries > 0 else 0
         call.future = None
         with self._lock:
@@ -977,8 +1173,8 @@ class Client:
         queue.insert(next((i for i, other in enumerate(queue) if other.number > call.number), len(queue)), call)
 
     def _lost(self, call: Pending, err: _errors.Error) -> None:
-        """Handles a call that failed without an answer. The control service says whether the actor is dead or restarting; the call fails or
-        is retried accordingly."""
+        """Handles a call that failed without an answer. The control service says whether the actor is dead or
+        restarting; the call fails or is retried accordingly."""
         state = _state.current()
         if state is None:
             call.fail_with(exceptions.ActorDiedError(f"The session has ended: {err}", None, self.actor_id))
@@ -996,7 +1192,11 @@ class Client:
                 if call.retries and found.get("restarts"):
                     self._retry(call)
                 else:
-                    call.fail_with(exceptions.ActorUnavailableError(self.actor_id, f"The actor {self.actor_id} is unavailable: {err}"))
+                    call.fail_with(
+                        exceptions.ActorUnavailableError(
+                            self.actor_id, f"The actor {self.actor_id} is unavailable: {err}"
+                        )
+                    )
 
         state.control.ask("actor_lost", (self.actor_id, call.role), told)
 
@@ -1035,15 +1235,40 @@ def client_of(actor_id: str) -> Client:
         return found
 
 
-def call_actor(info: HandleInfo, hold: Hold | None, method: str, options: CallOptions, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def waiting_calls() -> list[tuple[str, str, str, str]]:
+    """Returns the calls of this process that are not sent to their actors, as util.state shows them."""
+    return [
+        (call.id, call.options.method, "PENDING_ACTOR_TASK_ARGS_FETCH", client.actor_id)
+        for client in list(_clients.values())
+        for queue in list(client._queues.values())
+        for call in list(queue)
+    ]
+
+
+def call_actor(
+    info: HandleInfo,
+    hold: Hold | None,
+    method: str,
+    options: CallOptions,
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
+) -> Any:
     state = _state.require()
     client = _clients.get(info.actor_id) or client_of(info.actor_id)
     if kwargs or not options.least <= len(args) <= options.most:
         client.check(info, method, args, kwargs)
-    arguments = (args, _serialize.EMPTY, NONE) if are_plain(args, kwargs) else split_arguments(args, kwargs, copy=False)
+    arguments = (
+        (args, _serialize.EMPTY, NONE)
+        if are_plain(args, kwargs)
+        else split_arguments(f"{info.module}.{info.class_name}.{method}", args, kwargs, copy=False)
+    )
     store = state.store
     task_id = store.task_id()
-    entry = Entry(task_id + _objects.FIRST, store.process)
+    entry = (
+        Entry(task_id + _objects.FIRST, store.process)
+        if options.returns >= 0
+        else _generators.Stream(store, task_id, options.limit)
+    )
     entries = [entry]
     call = entry.call = Pending(client, task_id, options, arguments, entries, hold)
     if options.returns > 1:
@@ -1056,12 +1281,14 @@ def call_actor(info: HandleInfo, hold: Hold | None, method: str, options: CallOp
     client.submit(call)
     if options.returns == 1:
         return ObjectRef(entry)
+    if isinstance(entry, _generators.Stream):
+        return _generators.result_of(entry, options.returns)
     return [ObjectRef(e) for e in entries] if options.returns else None
 
 
-def _arity(parameters: list[list[Any]] | None) -> tuple[int, int]:
-    """Returns how many positional arguments a method requires and accepts when no keywords are given; (1, 0) if every call must be checked
-    against the signature. The parameters are those of HandleInfo, None if they are not known."""
+def _arity(parameters: Sequence[Sequence[object]] | None) -> tuple[int, int]:
+    """Returns how many positional arguments a method requires and accepts when no keywords are given; (1, 0) if every
+    call must be checked against the signature. The parameters are those of HandleInfo, None if they are not known."""
     if parameters is None:
         return 0, _UNLIMITED
     least = most = 0
@@ -1089,7 +1316,8 @@ def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
     found = _state.control_call("named_actor", namespace or state.namespace, name)
     if found is None:
         raise ValueError(
-            f"Failed to look up actor with name '{name}'. This could because 1. You are trying to look up a named actor you didn't create. "
+            f"Failed to look up actor with name '{name}'. This could because 1. You are trying to look up a named "
+            "actor you didn't create. "
             "2. The named actor died. 3. You did not use a namespace matching the namespace of the actor."
         )
     return _weak_handle(found)
@@ -1109,5 +1337,8 @@ def exit_actor() -> None:
     """Ends the calling actor."""
     state = _state.current()
     if state is None or not state.actor_id:
-        raise TypeError("exit_actor API is called on a non-actor worker. Call this API inside an actor methods if you'd like to exit the actor gracefully.")
+        raise TypeError(
+            "exit_actor API is called on a non-actor worker. Call this API inside an actor methods if you'd like to "
+            "exit the actor gracefully."
+        )
     _host.exit_actor()

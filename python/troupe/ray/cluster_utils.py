@@ -10,8 +10,8 @@ import signal
 import time
 from typing import Any
 
-from . import _heads
-from ._options import refuse
+from . import _heads, _labels
+from ._refused import refuse
 
 cluster_not_supported = False
 
@@ -92,7 +92,13 @@ def node_id(name: str) -> str:
 class Cluster:
     """A head and its nodes. Without initialize_head, the first add_node starts the head."""
 
-    def __init__(self, initialize_head: bool = False, connect: bool = False, head_node_args: dict[str, Any] | None = None, shutdown_at_exit: bool = True) -> None:
+    def __init__(
+        self,
+        initialize_head: bool = False,
+        connect: bool = False,
+        head_node_args: dict[str, Any] | None = None,
+        shutdown_at_exit: bool = True,
+    ) -> None:
         self.head_node: Node | None = None
         self.worker_nodes: set[Node] = set()
         self.connected = False
@@ -123,12 +129,28 @@ class Cluster:
 
     def add_node(self, wait: bool = True, **node_args: Any) -> Node:
         """Starts a node. Options, with defaults: num_cpus (1), num_gpus (0), resources, memory, node_name."""
-        amounts = {k: node_args.pop(k, default) for k, default in (("num_cpus", 1), ("num_gpus", 0), ("resources", None), ("memory", None))}
+        amounts = {
+            k: node_args.pop(k, default)
+            for k, default in (("num_cpus", 1), ("num_gpus", 0), ("resources", None), ("memory", None))
+        }
+        amounts["labels"] = _labels.check_labels(node_args.pop("labels", None))
         name = node_args.pop("node_name", None) or f"node-{os.urandom(6).hex()}"
-        if node_args.pop("labels", None):
-            raise refuse("labels of a node in Cluster.add_node", "`troupe join --labels`")
-        for ignored in ("object_store_memory", "_system_config", "include_dashboard", "dashboard_port", "min_worker_port", "max_worker_port", "env_vars",
-                        "dashboard_host", "temp_dir", "object_spilling_directory", "runtime_env_dir_name", "redis_password", "num_initial_workers"):  # fmt: skip
+        for ignored in (
+            "object_store_memory",
+            "enable_object_reconstruction",
+            "_system_config",
+            "include_dashboard",
+            "dashboard_port",
+            "min_worker_port",
+            "max_worker_port",
+            "env_vars",
+            "dashboard_host",
+            "temp_dir",
+            "object_spilling_directory",
+            "runtime_env_dir_name",
+            "redis_password",
+            "num_initial_workers",
+        ):
             node_args.pop(ignored, None)
         if node_args:
             raise refuse(f"{sorted(node_args)} of Cluster.add_node", "`troupe join`")
@@ -137,7 +159,9 @@ class Cluster:
             self.head_node = Node(process, {**said, "name": name}, head=True, address=said["address"])
             self.redis_address = said["address"]
             return self.head_node
-        process, said = _heads.join({k: self.head_node.said[k] for k in ("url", "token_file", "fingerprint")}, name=name, **amounts)
+        process, said = _heads.join(
+            {k: self.head_node.said[k] for k in ("url", "token_file", "fingerprint")}, name=name, **amounts
+        )
         node = Node(process, said, head=False, address=self.head_node.address)
         self.worker_nodes.add(node)
         if wait:
@@ -145,7 +169,8 @@ class Cluster:
         return node
 
     def _names(self) -> set[str]:
-        """Returns the names of the live nodes known to the head; empty if this process is not a driver of the cluster."""
+        """Returns the names of the live nodes known to the head; empty if this process is not a driver of the
+        cluster."""
         from . import _state
 
         if _state.current() is None or _state.require().address != self.address:
@@ -154,8 +179,8 @@ class Cluster:
         return {n["name"] for n in _state.control_call("placement", "nodes") if n["alive"]}
 
     def wait_for_nodes(self, timeout: float = 30) -> None:
-        """Waits until the head's live nodes are exactly those of this object. Returns at once if this process is not a driver of the
-        cluster; the head knows an agent as soon as that has reported ready."""
+        """Waits until the head's live nodes are exactly those of this object. Returns at once if this process is not a
+        driver of the cluster; the head knows an agent as soon as that has reported ready."""
         deadline = time.monotonic() + timeout
         wanted = {node.node_name for node in self.list_all_nodes()}
         while (known := self._names()) and known != wanted:
@@ -189,5 +214,5 @@ class Cluster:
 
 
 class AutoscalingCluster:
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         raise refuse("AutoscalingCluster", "nodes that join by themselves: `troupe join`")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class RayError(Exception):
@@ -16,7 +19,7 @@ class CrossLanguageError(RayError):
 class TaskCancelledError(RayError):
     """The task was cancelled."""
 
-    def __init__(self, task_id: Any = None, error_message: str | None = None) -> None:
+    def __init__(self, task_id: object = None, error_message: str | None = None) -> None:
         self.task_id = task_id
         self.error_message = error_message
         super().__init__(task_id, error_message)
@@ -24,16 +27,27 @@ class TaskCancelledError(RayError):
     def __str__(self) -> str:
         if self.error_message:
             return self.error_message
-        return "This task or its dependency was cancelled" if self.task_id is None else f"Task: {self.task_id} was cancelled. {self.error_message or ''}"
+        return (
+            "This task or its dependency was cancelled"
+            if self.task_id is None
+            else f"Task: {self.task_id} was cancelled. {self.error_message or ''}"
+        )
 
 
 class RayTaskError(RayError):
     """A task or method raised an exception. The exception that get raises is also an instance of the cause's class."""
 
     def __init__(
-        self, function_name: str, traceback_str: str, cause: BaseException, proctitle: str | None = None, pid: int | None = None,
-        ip: str | None = None, actor_repr: str | None = None, actor_id: str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        function_name: str,
+        traceback_str: str,
+        cause: BaseException,
+        proctitle: str | None = None,
+        pid: int | None = None,
+        ip: str | None = None,
+        actor_repr: str | None = None,
+        actor_id: str | None = None,
+    ) -> None:
         super().__init__(function_name, traceback_str, cause, proctitle, pid, ip)
         self.function_name = function_name
         self.traceback_str = traceback_str
@@ -60,14 +74,16 @@ class RayTaskError(RayError):
         error = self
 
         class cls(RayTaskError, cause_cls):  # type: ignore[misc]
-            def __new__(cls, cause: BaseException) -> Any:
-                return cause_cls.__new__(cls, *cause.args) if hasattr(cause, "exceptions") else super().__new__(cls, cause)  # an exception group
+            def __new__(cls, cause: BaseException) -> Self:
+                return (
+                    cause_cls.__new__(cls, *cause.args) if hasattr(cause, "exceptions") else super().__new__(cls, cause)
+                )  # an exception group
 
             def __init__(self, cause: BaseException) -> None:
                 self.cause = cause
                 self.args = (cause,)
 
-            def __getattr__(self, name: str) -> Any:
+            def __getattr__(self, name: str) -> object:
                 if name.startswith("__") or name == "cause":
                     raise AttributeError(name)
                 return getattr(self.cause, name)
@@ -75,7 +91,7 @@ class RayTaskError(RayError):
             def __str__(self) -> str:
                 return error_text
 
-            def __reduce__(self) -> Any:
+            def __reduce__(self) -> tuple[object, ...]:
                 return _dual_again, (error,)
 
         error_text = str(self)
@@ -91,11 +107,21 @@ class RayTaskError(RayError):
         """Returns the remote traceback, without frames of this package."""
         return self.traceback_str.rstrip("\n")
 
-    def __reduce__(self) -> Any:
-        return _task_error, (type(self), self.function_name, self.traceback_str, self.cause, self.proctitle, self.pid, self.ip, self.actor_repr, self.actor_id)
+    def __reduce__(self) -> tuple[object, ...]:
+        return _task_error, (
+            type(self),
+            self.function_name,
+            self.traceback_str,
+            self.cause,
+            self.proctitle,
+            self.pid,
+            self.ip,
+            self.actor_repr,
+            self.actor_id,
+        )
 
 
-def _task_error(cls: type, *fields: Any) -> Any:
+def _task_error(cls: type, *fields: object) -> object:
     return cls(*fields)
 
 
@@ -119,7 +145,13 @@ class RayActorError(RayError):
 
     BASE_ERROR_MSG = "The actor experienced an error before finishing this task."
 
-    def __init__(self, actor_id: str | None = None, error_msg: str = BASE_ERROR_MSG, actor_init_failed: bool = False, preempted: bool = False) -> None:
+    def __init__(
+        self,
+        actor_id: str | None = None,
+        error_msg: str = BASE_ERROR_MSG,
+        actor_init_failed: bool = False,
+        preempted: bool = False,
+    ) -> None:
         super().__init__(actor_id, error_msg, actor_init_failed, preempted)
         self.actor_id = actor_id
         self.error_msg = error_msg
@@ -143,7 +175,7 @@ class ActorDiedError(RayActorError):
 
     BASE_ERROR_MSG = "The actor died unexpectedly before finishing this task."
 
-    def __init__(self, cause: Any = None, error_msg: str | None = None, actor_id: str | None = None) -> None:
+    def __init__(self, cause: object = None, error_msg: str | None = None, actor_id: str | None = None) -> None:
         message = error_msg or self.BASE_ERROR_MSG
         failed = isinstance(cause, RayTaskError)
         if failed:
@@ -153,7 +185,7 @@ class ActorDiedError(RayActorError):
         super().__init__(actor_id, message, actor_init_failed=failed)
         self.init_cause = cause if failed else None
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return ActorDiedError, (self.init_cause, self.error_msg, self.actor_id)
 
 
@@ -196,7 +228,7 @@ class TaskUnschedulableError(RayError):
 class ObjectLostError(RayError):
     """No copy of the object is left."""
 
-    def __init__(self, object_ref_hex: str = "", owner_address: Any = None, call_site: str = "") -> None:
+    def __init__(self, object_ref_hex: str = "", owner_address: object = None, call_site: str = "") -> None:
         super().__init__(object_ref_hex, owner_address, call_site)
         self.object_ref_hex, self.owner_address, self.call_site = object_ref_hex, owner_address, call_site
 
@@ -276,12 +308,27 @@ class RuntimeEnvSetupError(RayError):
 class RaySystemError(RayError):
     """The runtime itself failed."""
 
-    def __init__(self, client_exc: Any = "", traceback_str: str | None = None) -> None:
+    def __init__(self, client_exc: object = "", traceback_str: str | None = None) -> None:
         super().__init__(client_exc)
         self.client_exc, self.traceback_str = client_exc, traceback_str
 
     def __str__(self) -> str:
         return f"System error: {self.client_exc}"
+
+
+class ObjectRefStreamEndOfStreamError(RayError):
+    """A generator has no more objects."""
+
+
+class RpcError(RayError):
+    """A message to another process failed."""
+
+    def __init__(self, message: str, rpc_code: int | None = None) -> None:
+        super().__init__(message, rpc_code)
+        self.message, self.rpc_code = message, rpc_code
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class PendingCallsLimitExceeded(RayError):
@@ -298,6 +345,22 @@ class RayChannelTimeoutError(RayChannelError, TimeoutError):
 
 class RayCgraphCapacityExceeded(RaySystemError):
     """A compiled graph has too many executions in flight."""
+
+
+class RayDirectTransportError(RaySystemError):
+    """A direct transfer of a tensor failed. It is never raised."""
+
+
+class StreamingGeneratorReplayInconsistentError(RaySystemError):
+    """A generator that ran again yielded other values. It is never raised."""
+
+
+class OufOfBandObjectRefSerializationException(RayError):
+    """A reference was pickled outside of a call. It is never raised."""
+
+
+class UserCodeException(RayError):
+    """Code of the program failed. It is never raised."""
 
 
 class AuthenticationError(RayError):

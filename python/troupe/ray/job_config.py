@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from ._options import refuse
+from ._refused import refuse
 
 
 class JobConfig:
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         raise refuse("JobConfig", "init(namespace=…, runtime_env=…)")

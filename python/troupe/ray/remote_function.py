@@ -9,15 +9,17 @@ import json
 import os
 import threading
 from collections import deque
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import cloudpickle
 
 from .. import _errors
-from . import _context, _objects, _options, _state, exceptions
+from . import _context, _generators, _infeasible, _objects, _options, _peers, _state, exceptions
 from ._objects import ERROR, Entry, ObjectRef
 from ._serialize import Frame
 from .actor import check_arguments, dependencies, module_of, split_arguments
+from .util.placement_group import check_fits
 
 _MOST_REQUESTS = 64  # lease requests of one shape that a process has pending at once
 _RETRIES = 3  # default number of retries of a task whose worker died
@@ -30,12 +32,17 @@ class RemoteFunction:
 
     def __init__(self, function: Any, options: dict[str, Any]) -> None:
         _options.check_task(options)
+        _check_streams(function, options)
         if inspect.iscoroutinefunction(function):
-            raise ValueError("'async def' should not be used for remote tasks. You can wrap the async function with `asyncio.run(f())`.")
+            raise ValueError(
+                "'async def' should not be used for remote tasks. You can wrap the async function with "
+                "`asyncio.run(f())`."
+            )
         self._function = function
         self._default_options = dict(options)
-        self._descriptor = f"{module_of(function)}.{getattr(function, '__qualname__', getattr(function, '__name__', 'function'))}"
-        self._function_name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', getattr(function, '__name__', 'function'))}"
+        qualified = getattr(function, "__qualname__", getattr(function, "__name__", "function"))
+        self._descriptor = f"{module_of(function)}.{qualified}"
+        self._function_name = f"{getattr(function, '__module__', '')}.{qualified}"
         self._pickled: tuple[bytes, bytes] | None = None
         try:
             self._signature: Any = inspect.signature(function)
@@ -45,38 +52,62 @@ class RemoteFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(
-            f"Remote functions cannot be called directly. Instead of running '{self._function_name}()', try '{self._function_name}.remote()'."
+            f"Remote functions cannot be called directly. Instead of running '{self._function_name}()', try "
+            f"'{self._function_name}.remote()'."
         )
 
-    def remote(self, *args: Any, **kwargs: Any) -> Any:
+    def remote(self, *args: object, **kwargs: object) -> Any:
         return self._remote(args, kwargs)
 
-    def options(self, **options: Any) -> RemoteFunction:
+    def options(self, **options: object) -> RemoteFunction:
         """Returns this function with some options overridden."""
         _options.check_task(options)
+        _check_streams(self._function, options)
         changed = RemoteFunction(self._function, {**self._default_options, **options})
         changed._pickled = self._pickled
         changed._origin = getattr(self, "_origin", self)  # type: ignore[attr-defined]
         return changed
 
     def bind(self, *args: Any, **kwargs: Any) -> Any:
-        raise _options.refuse("bind (a graph of tasks)", "a troupe.Pipeline")
+        """Returns the node of a call in a graph."""
+        from .dag._nodes import FunctionNode
 
-    def _remote(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        return FunctionNode(self, args, kwargs)
+
+    def _remote(
+        self, args: Sequence[object] | None = None, kwargs: Mapping[str, object] | None = None, **options: object
+    ) -> object:
         args, kwargs = tuple(args or ()), kwargs or {}
         given = {**self._default_options, **options}
         state = _state.require()
         check_arguments(self._signature, self._function_name, args, kwargs)
         digest, pickled = self._code()
-        frame, contents, refs = split_arguments(args, kwargs)
-        count = 1 if given.get("num_returns") is None else given["num_returns"]
+        frame, contents, refs = split_arguments(self._descriptor, args, kwargs)
+        count = _options.returns_of(given.get("num_returns"), self._function)
         task_id = os.urandom(24).hex()
-        entries = [state.store.new(task_id, i + 1) for i in range(max(count, 1))]
+        limit = max(given.get("_generator_backpressure_num_objects") or 0, 0)
+        entries = (
+            [state.store.new(task_id, i + 1) for i in range(max(count, 1))]
+            if count >= 0
+            else [_generators.Stream(state.store, task_id, limit)]
+        )
         parent_task = _context.current.get()
         parent = parent_task.placement if parent_task is not None and parent_task.placement else state.placement_group
         strategy = _options.strategy(given, parent)
-        _options.check_fits(strategy, _options.demand(given, 1.0), self.__name__)
-        task = Task(task_id, self._descriptor, given.get("name") or self.__name__, digest, pickled, frame, contents, refs, entries, count)
+        check_fits(strategy, _options.demand(given, 1.0), self.__name__)
+        task = Task(
+            task_id,
+            self._descriptor,
+            given.get("name") or self.__name__,
+            digest,
+            pickled,
+            frame,
+            contents,
+            refs,
+            entries,
+            count,
+        )
+        task.limit = limit
         task.demand = _options.demand(given, 1.0)
         task.strategy = strategy
         task.env = _options.merged(state.runtime_env, _options.environment(given.get("runtime_env")))
@@ -91,6 +122,8 @@ class RemoteFunction:
         for entry in entries:
             entry.call = task
         submitter_of(state).submit(task)
+        if isinstance(entries[0], _generators.Stream):
+            return _generators.result_of(entries[0], count)
         if count == 0:
             return None
         return found[0] if count == 1 else found
@@ -98,24 +131,47 @@ class RemoteFunction:
     def _code(self) -> tuple[bytes, bytes]:
         origin = getattr(self, "_origin", self)
         if origin._pickled is None:
-            pickled = cloudpickle.dumps(self._function, protocol=5)
+            try:
+                pickled = cloudpickle.dumps(self._function, protocol=5)
+            except TypeError:
+                from .util.check_serialize import could_not_serialize
+
+                raise could_not_serialize(f"the function {self._descriptor}", self._function) from None
             origin._pickled = (hashlib.sha256(pickled).digest(), pickled)
         return origin._pickled
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return RemoteFunction, (self._function, self._default_options)
+
+
+def _check_streams(function: object, options: Mapping[str, object]) -> None:
+    if options.get("num_returns") == "streaming" and not _options.is_generator(function):
+        raise ValueError(
+            "num_returns='streaming' can only be used with generator functions (functions that use 'yield'). "
+            "The decorated function is not a generator function."
+        )
 
 
 class Task:
     """A task that is waiting or running."""
 
     def __init__(
-        self, id: str, function: str, name: str, digest: bytes, pickled: bytes, frame: Frame, contents: Any, refs: list[ObjectRef], entries: list[Entry],
+        self,
+        id: str,
+        function: str,
+        name: str,
+        digest: bytes,
+        pickled: bytes,
+        frame: Frame,
+        contents: object,
+        refs: list[ObjectRef],
+        entries: list[Entry],
         returns: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.id = id
         self.function, self.name, self.digest, self.pickled = function, name, digest, pickled
         self.frame, self.contents, self.refs, self.entries, self.returns = frame, contents, refs, entries, returns
+        self.limit = 0  # objects that a generator is ahead of its consumer; 0: any number
         self.demand: dict[str, float] = {}
         self.strategy: Any = None
         self.env: dict[str, Any] = {}
@@ -190,8 +246,11 @@ class Submitter:
                 return
             lease = os.urandom(14).hex()
             requests[lease] = None
+        _infeasible.note(self.state)
         self.state.control.ask(
-            "lease", (lease, self.state.job_id, task.demand, task.strategy, task.env), lambda found, error: self._leased(task, lease, found, error)
+            "lease",
+            (lease, self.state.job_id, task.demand, task.strategy, task.env),
+            lambda found, error: self._leased(task, lease, found, error),
         )
 
     def withdraw(self, task: Task) -> bool:
@@ -230,7 +289,9 @@ class Submitter:
                 else:
                     task.fail_with(exceptions.WorkerCrashedError(f"The task could not be started: {text}"))
             return
-        _objects.peer(found["role"]).with_handle(lambda handle, error: self._run_next(sample, lease, found, handle, error))
+        _peers.peer(found["role"]).with_handle(
+            lambda handle, error: self._run_next(sample, lease, found, handle, error)
+        )
 
     def _retry_requests(self, sample: Task) -> None:
         with self._lock:
@@ -243,7 +304,9 @@ class Submitter:
             queue = self._ready.get(shape)
             return queue.popleft() if queue else None
 
-    def _run_next(self, sample: Task, lease: str, found: dict[str, Any], handle: Any, error: BaseException | None) -> None:
+    def _run_next(
+        self, sample: Task, lease: str, found: dict[str, Any], handle: Any, error: BaseException | None
+    ) -> None:
         """Sends the next task to a leased worker, or ends the lease if there is no task."""
         if error is not None:
             self.state.control.notify("end_lease", lease)
@@ -253,15 +316,26 @@ class Submitter:
         if task is None:
             self.state.control.notify("end_lease", lease)
             return
-        extra = {"digest": task.digest, "function": task.pickled, "lease": lease, "devices": found["devices"], "name": task.name, "demand": task.demand,
-                 "placement": task.captures}  # fmt: skip
+        extra = {
+            "digest": task.digest,
+            "function": task.pickled,
+            "lease": lease,
+            "devices": found["devices"],
+            "name": task.name,
+            "demand": task.demand,
+            "placement": task.captures,
+        }
+        if task.returns < 0:
+            extra["stream"] = [self.state.process, task.limit]
         task.worker = handle
         try:
-            future = handle["call"].remote(task.id, task.function, task.frame, dependencies(task.refs), task.returns, extra)
+            future = handle["call"].remote(
+                task.id, task.function, task.frame, dependencies(task.refs), task.returns, extra
+            )
         except _errors.Error as err:
             self._lost(task, lease, err)
             return
-        _objects.when_fetched(future, lambda done: self._answered(task, lease, found, handle, done))
+        future._when_fetched(lambda done: self._answered(task, lease, found, handle, done))
         _objects.sent()
 
     def _answered(self, task: Task, lease: str, found: dict[str, Any], handle: Any, future: Any) -> None:
@@ -290,8 +364,9 @@ class Submitter:
         self._run_next(task, lease, found, handle, None)
 
     def _lost(self, task: Task, lease: str, err: _errors.Error) -> None:
-        """Handles the death of a task's worker: retries the task if retries are left."""
-        self.state.control.notify("end_lease", lease)
+        """Handles the death of a task's worker: retries the task if retries are left. The control service may not know
+        yet that the process is dead, and must not give it to the next task."""
+        self.state.control.notify("end_lease", lease, True)
         task.worker = None
         if task.cancelled:
             task.fail_with(exceptions.TaskCancelledError(task.id))
@@ -301,17 +376,32 @@ class Submitter:
                 self._ready.setdefault(task.shape, deque()).appendleft(task)
             self._request(task)
         else:
-            task.fail_with(exceptions.WorkerCrashedError(f"The worker died unexpectedly while executing this task: {err}"))
+            task.fail_with(
+                exceptions.WorkerCrashedError(f"The worker died unexpectedly while executing this task: {err}")
+            )
 
 
 _submitters: dict[int, Submitter] = {}
 _lock = threading.Lock()
 
 
-def submitter_of(state: Any) -> Submitter:
+def submitter_of(state: object) -> Submitter:
     with _lock:
         found = _submitters.get(id(state))
         if found is None or found.state is not state:
             _submitters.clear()
             found = _submitters[id(state)] = Submitter(state)
         return found
+
+
+def waiting_tasks() -> list[tuple[str, str, str, str]]:
+    """Returns the tasks of this process that wait for arguments, or for a worker, as util.state shows them."""
+    state = _state.current()
+    if state is None:
+        return []
+    submitter = submitter_of(state)
+    with submitter._lock:
+        blocked = [(t.id, t.function, "PENDING_ARGS_AVAIL", "") for t in submitter._blocked]
+        return blocked + [
+            (t.id, t.function, "PENDING_NODE_ASSIGNMENT", "") for queue in submitter._ready.values() for t in queue
+        ]

@@ -7,6 +7,7 @@ from typing import Any
 
 from . import _context, _state
 from ._ids import ActorID, JobID, NodeID, PlacementGroupID, TaskID
+from .actor import ActorHandle
 
 
 class _Worker:
@@ -73,16 +74,19 @@ class RuntimeContext:
         return self._state.restarted > 0
 
     def is_canceled(self) -> bool:
-        """Returns whether the current task or call has been cancelled. A sync actor method is not interrupted; it must poll this."""
+        """Returns whether the current task or call has been cancelled. A sync actor method is not interrupted; it must
+        poll this."""
         if self._state.mode != _state.WORKER_MODE:
-            raise RuntimeError(f"This method is only available when the process is a worker. Current mode: {self._state.mode}")
+            raise RuntimeError(
+                f"This method is only available when the process is a worker. Current mode: {self._state.mode}"
+            )
         if self._state.host.service.kind == "async":
             raise RuntimeError("This method is not supported in an async actor.")
         task = _context.current.get()
         return task is not None and task.cancelled
 
     @property
-    def current_actor(self) -> Any:
+    def current_actor(self) -> ActorHandle:
         """Returns a weak handle of the current actor."""
         from . import actor
 
@@ -94,7 +98,7 @@ class RuntimeContext:
                 return actor._weak_handle(found)
         raise RuntimeError("The actor is not known any more.")
 
-    def get(self) -> dict[str, Any]:
+    def get(self) -> dict[str, object]:
         found = {"job_id": self._job_id(), "node_id": self._node_id(), "namespace": self.namespace}
         task = _context.current.get()
         if task is not None:
@@ -176,7 +180,7 @@ def get_runtime_context() -> RuntimeContext:
     return RuntimeContext(_state.require())
 
 
-def get_gpu_ids() -> list[Any]:
+def get_gpu_ids() -> list[int | str]:
     """Returns the ids of the GPUs assigned to this actor or task, as in the CUDA_VISIBLE_DEVICES of the process."""
     state = _state.require()
     task = _context.current.get()

@@ -8,7 +8,8 @@ const health = document.getElementById("health");
 let snapshot = null;      // the newest
 let received = 0;         // when it came, by this clock
 let logs = null;          // the open stream of output
-const sorts = {};         // by table: [column, descending]
+const sorts = {};         // by table: {column, descending, order}, see table
+const pages = {};         // by list: the page that is shown, from 0
 let search = "";
 const absent = new Map(); // by role, {at, list}: the ranks that have not begun what the others are in, and when the recorders were asked
 let stacks = { key: "", text: "" }; // of the role or rank that is shown
@@ -24,7 +25,8 @@ function kind(rank) {
   return rank.running > 0 ? "busy" : "idle";
 }
 const kinds = [["idle", "idle"], ["busy", "in a call"], ["long", `in a call for over ${LONG} s`], ["wait", "starting or stopping"], ["bad", "failed"], ["gone", "silent or stopped"]];
-const severity = { bad: 0, gone: 1, wait: 2, long: 3, busy: 4, idle: 5 };
+// Ranks that need attention come first. A rank that is busy, or has been for long, keeps its place: it changes with every call.
+const urgency = { bad: 1, gone: 2, wait: 3, long: 4, busy: 4, idle: 4 };
 
 function legend() {
   return el("div", { class: "legend" }, kinds.map(([k, text]) => {
@@ -34,31 +36,8 @@ function legend() {
   }));
 }
 
-// suspects finds the ranks that are behind the others: fewer finished calls than the most common number, another method, or a
-// call that began later. In a collective that hangs, the rank that holds it up is usually one of them.
-function suspects(ranks) {
-  const live = ranks.filter((r) => r.state === "ready");
-  if (live.length < 3) return [];
-  const most = (values) => {
-    const counts = new Map();
-    for (const v of values) counts.set(v, (counts.get(v) || 0) + 1);
-    return [...counts].sort((a, b) => b[1] - a[1])[0];
-  };
-  const [done, sameDone] = most(live.map((r) => r.done));
-  const [method, sameMethod] = most(live.map((r) => r.method || ""));
-  const longest = Math.max(...live.map((r) => r.busy_s));
-  const out = [];
-  for (const r of live) {
-    const why = [];
-    if (sameDone * 2 > live.length && r.done < done) why.push(`has finished ${plural(done - r.done, "call")} fewer than most ranks`);
-    if (longest > 5 && sameMethod * 2 > live.length && method !== "") {
-      if ((r.method || "") === "") why.push(`is idle while most ranks run ${method}`);
-      else if (r.method !== method) why.push(`runs ${r.method} while most ranks run ${method}`);
-    }
-    if (why.length) out.push({ rank: r, why: why.join("; ") });
-  }
-  return out.length * 2 < live.length ? out : [];
-}
+// lagging are the ranks that the others wait for, as the head judges their heartbeats.
+const lagging = (r) => r.workers.lagging || [];
 
 // grid draws one cell for each rank on a canvas, so that thousands cost one element. Arrow keys move a cursor.
 function grid(role, open) {
@@ -121,34 +100,82 @@ function describe(r) {
   return `rank ${r.rank} on ${r.node}: ${r.state}${busy}, ${r.queued} queued, ${r.done} done${r.error ? ", " + r.error : ""}`;
 }
 
-// table draws rows of cells; a column may be sorted by its button.
-function table(name, columns, rows) {
-  const [by, descending] = sorts[name] || [];
-  if (by !== undefined) {
-    const value = columns[by].value;
-    rows = [...rows].sort((a, b) => {
-      const x = value(a), y = value(b);
-      return (x < y ? -1 : x > y ? 1 : 0) * (descending ? -1 : 1);
-    });
+// table draws rows of cells, a page of them at a time; a column may be sorted by its button. Rows are known by their key. The values of a live column
+// change all the time: its rows keep the order that they had when its button was pressed, so that they do not jump.
+const ROWS = 100;
+function table(name, columns, rows, key) {
+  const chosen = sorts[name];
+  if (chosen) {
+    const { value, live } = columns[chosen.column];
+    if (!live || !chosen.order) {
+      rows = [...rows].sort((a, b) => {
+        const x = value(a), y = value(b);
+        return (x < y ? -1 : x > y ? 1 : 0) * (chosen.descending ? -1 : 1);
+      });
+      if (live) chosen.order = new Map(rows.map((r, i) => [key(r), i]));
+    } else {
+      const place = (r) => chosen.order.get(key(r)) ?? rows.length;
+      rows = [...rows].sort((a, b) => place(a) - place(b));
+    }
   }
   const head = columns.map((c, i) => {
-    const mark = by === i ? (descending ? " ▾" : " ▴") : "";
-    const label = c.value ? el("button", { onclick: () => { sorts[name] = [i, by === i ? !descending : !!c.number]; draw(); } }, c.title + mark) : c.title;
-    return el("th", { class: c.number ? "n" : undefined, scope: "col", "aria-sort": by === i ? (descending ? "descending" : "ascending") : undefined }, label);
+    const sorted = chosen?.column === i;
+    const mark = sorted ? (chosen.descending ? " ▾" : " ▴") : "";
+    const press = () => { sorts[name] = { column: i, descending: sorted ? !chosen.descending : !!c.number }; draw(); };
+    const label = c.value ? el("button", { onclick: press }, c.title + mark) : c.title;
+    return el("th", { class: c.number ? "n" : undefined, scope: "col", "aria-sort": sorted ? (chosen.descending ? "descending" : "ascending") : undefined }, label);
   });
-  const body = rows.map((r) => el("tr", {}, columns.map((c) => el("td", { class: c.number ? "n" : undefined }, c.cell(r)))));
-  return el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, head)), el("tbody", {}, body)));
+  const [shown, turn] = paged(name, rows, ROWS);
+  const body = shown.map((r) => el("tr", {}, columns.map((c) => el("td", { class: c.number ? "n" : undefined }, c.cell(r)))));
+  return [turn, el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, head)), el("tbody", {}, body)))];
 }
+
+// paged returns the page of a list that is shown, and the buttons that turn it if there is more than one.
+function paged(name, list, size) {
+  const last = Math.max(0, Math.ceil(list.length / size) - 1), page = Math.min(pages[name] || 0, last), from = page * size;
+  const shown = list.slice(from, from + size);
+  if (!last) return [shown, null];
+  const button = (text, to) => el("button", { class: "act", disabled: to < 0 || to > last, "aria-label": `${text} ${name}`, onclick: () => { pages[name] = to; draw(); } }, text);
+  return [shown, el("p", { class: "tools" }, button("Previous", page - 1), `${from + 1} to ${from + shown.length} of ${list.length}`, button("Next", page + 1))];
+}
+
+// filter is a box for words and the items of a list that contain all of them. It stays the same element, so that drawing anew does not disturb typing.
+function filter(name, hint) {
+  const box = el("input", { type: "search", placeholder: hint, "aria-label": `Filter ${name}`, oninput: () => { pages[name] = 0; draw(); } });
+  const keep = (list, text) => {
+    const words = box.value.toLowerCase().split(/\s+/).filter((w) => w);
+    return words.length ? list.filter((x) => { const t = text(x).toLowerCase(); return words.every((w) => t.includes(w)); }) : list;
+  };
+  return { box, keep };
+}
+const roleFilter = filter("roles", "filter: words of name, namespace, state, class, creator");
+const nodeFilter = filter("nodes", "filter: words of name, state, label, holder");
 
 const roleLink = (r) => `#/role/${encodeURIComponent(r.namespace)}/${encodeURIComponent(r.name)}`;
 
+// The order of roles and nodes changes only when one begins or ceases to need attention.
+const byName = new Intl.Collator(undefined, { numeric: true }).compare;
+const roleUrgency = (r) => (r.state === "failed" ? 0 : lagging(r).length ? 1 : Math.min(3, r.state === "ready" ? 3 : 2, ...r.workers.ranks.map((x) => (urgency[kind(x)] < 3 ? 1 : 3))));
+const nodeState = (n) => (n.rank < 0 ? "away" : n.state || "ready");
+const nodeUrgency = (n) => (nodeState(n) !== "ready" && n.rank >= 0 ? 0 : Object.keys(n.unfit || {}).length ? 1 : n.cordons?.length ? 2 : 3);
+
+function urgentFirst(list, urgencyOf, nameOf) {
+  return list.map((x) => [urgencyOf(x), nameOf(x), x]).sort((a, b) => a[0] - b[0] || byName(a[1], b[1])).map(([, , x]) => x);
+}
+
+// counted is a heading with the number of items, and of those that the filter leaves.
+const counted = (title, all, kept) => el("h2", {}, `${title} (${kept.length === all.length ? "" : `${kept.length} of `}${all.length})`);
+
+const CARDS = 24, NODES = 12; // on one page
 function overview(s) {
   const out = [el("h1", {}, "Overview")];
   if (s.problem) out.push(el("p", { class: "note bad" }, `Some of this is missing or old: ${s.problem}`));
   if (s.store && s.store.Full) out.push(el("p", { class: "note bad" }, "The head's store takes no writes: its disk is full. Free space on it, or raise --store-limit."));
-  out.push(el("h2", {}, `Roles (${s.roles.length})`));
+  const roles = urgentFirst(roleFilter.keep(s.roles, (r) => `${r.namespace}/${r.name} ${r.state} ${r.class} ${r.by} ${r.cause || ""}`), roleUrgency, (r) => `${r.namespace}/${r.name}`);
+  const [cards, turnRoles] = paged("roles", roles, CARDS);
+  out.push(counted("Roles", s.roles, roles), s.roles.length > CARDS ? roleFilter.box : null, turnRoles);
   if (!s.roles.length) out.push(el("p", { class: "soft" }, "No role runs. A driver creates them."));
-  out.push(el("div", { class: "cards" }, s.roles.map((r) => el("section", { class: "card", "aria-label": r.name },
+  out.push(el("div", { class: "cards" }, cards.map((r) => el("section", { class: "card", "aria-label": r.name },
     el("h3", {}, el("a", { href: roleLink(r) }, r.name), el("span", { class: "soft" }, ` in ${r.namespace}`)),
     el("div", {}, el("span", { class: r.state === "failed" ? "bad" : undefined }, r.state), `, ${plural(r.world, "rank")}`, r.restarts ? `, ${plural(r.restarts, "restart")}` : "", `, by ${r.by}`),
     r.cause ? el("div", { class: "bad" }, r.cause) : null,
@@ -162,13 +189,16 @@ function overview(s) {
     out.push(table("queue", [
       { title: "Request", cell: (w) => w.id, value: (w) => w.id },
       { title: "Namespace", cell: (w) => w.namespace || "–" },
-      { title: "Devices", number: true, cell: (w) => String(w.devices / 1000), value: (w) => w.devices },
+      { title: "Devices", number: true, cell: (w) => String(w.devices), value: (w) => w.devices },
       { title: "Waiting", number: true, cell: (w) => seconds(w.waited_ms / 1000), value: (w) => w.waited_ms },
       { title: "For", cell: (w) => reason(w.wait) },
     ], s.queue));
   } else out.push(el("p", { class: "soft" }, "No request waits for devices."));
 
-  out.push(el("h2", {}, `Nodes (${s.nodes.length})`), el("div", { class: "cards" }, s.nodes.map((n) => node(n, s))));
+  const holders = holdersOf(s.reservations);
+  const nodes = urgentFirst(nodeFilter.keep(s.nodes, (n) => nodeText(n, holders)), nodeUrgency, (n) => n.report.node);
+  const [machines, turnNodes] = paged("nodes", nodes, NODES);
+  out.push(counted("Nodes", s.nodes, nodes), s.nodes.length > NODES ? nodeFilter.box : null, turnNodes, el("div", { class: "cards" }, machines.map((n) => node(n, holders))));
   out.push(el("h2", {}, "Recent failures"));
   out.push(s.failures.length ? eventTable("failures", s.failures) : el("p", { class: "soft" }, "None in the last day."));
   return out;
@@ -181,10 +211,23 @@ function reason(wait) {
   return wait.text || wait.why || wait.reason || Object.values(wait).filter((v) => typeof v === "string" && v).join("; ") || JSON.stringify(wait);
 }
 
-function node(n, s) {
-  const state = n.rank < 0 ? "away" : n.state || "ready";
+// holdersOf gives the ranks that hold each device, by its UUID.
+function holdersOf(reservations) {
   const holders = {};
-  for (const r of s.reservations) for (const w of r.workers || []) for (const d of w.slots || []) (holders[d.uuid] ||= []).push(`${r.holder || r.id}[${w.rank}]`);
+  for (const r of reservations) {
+    const name = `${r.namespace ? `${r.namespace}/` : ""}${r.holder || r.id}`;
+    for (const w of r.workers || []) for (const d of w.slots || []) (holders[d.uuid] ||= []).push(`${name}[${w.rank}]`);
+  }
+  return holders;
+}
+
+function nodeText(n, holders) {
+  const labels = Object.entries(n.report.labels || {}).map(([k, v]) => `${k}=${v}`);
+  return [n.report.node, nodeState(n), n.cordons?.length ? "cordoned" : "", ...labels, ...(n.report.devices || []).flatMap((d) => holders[d.uuid] || [])].join(" ");
+}
+
+function node(n, holders) {
+  const state = nodeState(n);
   const rows = (n.report.devices || []).map((d) => {
     const free = d.sample.memory_free;
     const used = free === undefined ? 0 : 1 - free / d.memory_total;
@@ -217,21 +260,20 @@ function eventTable(name, events) {
   ], events);
 }
 
-// percentile estimates a quantile from the buckets of a method.
-const bounds = [0.0001, 0.001, 0.01, 0.1, 1, 10, 100, 1000];
-function percentile(m, q) {
-  let n = 0;
-  for (let i = 0; i < m.buckets.length; i++) {
-    n += m.buckets[i];
-    if (n >= q * m.calls) return i < bounds.length ? `≤ ${seconds(bounds[i]) === "0" ? "0.1 ms" : seconds(bounds[i])}` : "> 1000 s";
-  }
-  return "–";
+// percentile estimates a quantile from the buckets of a method: as if its calls were spread evenly over the bucket.
+function percentile(m, q, bounds) {
+  const all = m.buckets.reduce((a, b) => a + b, 0);
+  if (!all) return "–";
+  let i = 0, before = 0;
+  while (before + m.buckets[i] < q * all) before += m.buckets[i++];
+  if (i === bounds.length) return `> ${bounds.at(-1)} s`;
+  const from = i ? bounds[i - 1] : 0, value = from + (bounds[i] - from) * (q * all - before) / m.buckets[i];
+  return value < 0.001 ? `${Math.round(value * 1e6)} µs` : seconds(value);
 }
 
 function role(s, namespace, name, rank) {
   const r = s.roles.find((x) => x.namespace === namespace && x.name === name);
   if (!r) return [el("h1", {}, name), el("p", { class: "soft" }, `There is no role ${name} in namespace ${namespace} any more.`)];
-  const bad = suspects(r.workers.ranks);
   const out = [
     el("h1", {}, r.name, el("span", { class: "soft" }, ` in ${r.namespace}`)),
     el("p", {}, el("span", { class: r.state === "failed" ? "bad" : undefined }, r.state), ` since ${clock(r.since)}, class ${r.class}, ${plural(r.world, "rank")}, ${plural(r.restarts || 0, "restart")}, created by ${r.by}`),
@@ -242,35 +284,34 @@ function role(s, namespace, name, rank) {
   for (const text of behind(r).slice(0, 5)) out.push(el("p", { class: "note bad" }, `${text}.`));
   if (stacks.key === stacksKey(r, rank)) out.push(el("pre", { class: "log", tabindex: 0, "aria-label": "stacks" }, stacks.text));
   out.push(grid(r, (n) => { location.hash = roleLink(r) + (n === undefined ? "" : `/${n}`); }), legend());
-  const late = new Map(bad.map((x) => [x.rank.rank, x.why]));
-  const order = (x) => (late.has(x.rank) ? -1 : severity[kind(x)]);
-  const ranks = [...r.workers.ranks].sort((a, b) => order(a) - order(b) || b.busy_s - a.busy_s || a.rank - b.rank);
-  const shown = rank === undefined ? ranks.slice(0, 100) : ranks.filter((x) => x.rank === rank);
-  out.push(el("h2", {}, rank === undefined ? `Ranks (${ranks.length > 100 ? "the 100 that need attention most, of " : ""}${ranks.length})` : `Rank ${rank}`));
+  const late = new Set(lagging(r).map((x) => x.rank.rank));
+  const order = (x) => (late.has(x.rank) ? 0 : urgency[kind(x)]);
+  const ranks = rank === undefined ? [...r.workers.ranks].sort((a, b) => order(a) - order(b) || a.rank - b.rank) : r.workers.ranks.filter((x) => x.rank === rank);
+  out.push(el("h2", {}, rank === undefined ? `Ranks (${ranks.length})` : `Rank ${rank}`));
   if (rank !== undefined) out.push(el("p", {}, el("a", { href: roleLink(r) }, "All ranks")));
   const rate = rates(r, Date.parse(s.at));
   out.push(table("ranks", [
     { title: "Rank", number: true, cell: (x) => el("a", { href: `${roleLink(r)}/${x.rank}` }, String(x.rank)), value: (x) => x.rank },
-    { title: "State", cell: (x) => el("span", { class: ["bad", "gone"].includes(kind(x)) ? "bad" : undefined }, x.state), value: (x) => x.state },
-    { title: "Runs", cell: (x) => x.method || "–", value: (x) => x.method || "" },
-    { title: "For", number: true, cell: (x) => (x.running ? seconds(x.busy_s) : "–"), value: (x) => x.busy_s },
-    { title: "Queued", number: true, cell: (x) => String(x.queued), value: (x) => x.queued },
-    { title: "Done", number: true, cell: (x) => String(x.done), value: (x) => x.done },
-    { title: "Calls/s", number: true, cell: (x) => rate(x)?.toFixed(1) ?? "–", value: (x) => rate(x) ?? -1 },
+    { title: "State", live: true, cell: (x) => el("span", { class: ["bad", "gone"].includes(kind(x)) ? "bad" : undefined }, x.state), value: (x) => x.state },
+    { title: "Runs", live: true, cell: (x) => x.method || "–", value: (x) => x.method || "" },
+    { title: "For", live: true, number: true, cell: (x) => (x.running ? seconds(x.busy_s) : "–"), value: (x) => x.busy_s },
+    { title: "Queued", live: true, number: true, cell: (x) => String(x.queued), value: (x) => x.queued },
+    { title: "Done", live: true, number: true, cell: (x) => String(x.done), value: (x) => x.done },
+    { title: "Calls/s", live: true, number: true, cell: (x) => rate(x)?.toFixed(1) ?? "–", value: (x) => rate(x) ?? -1 },
     { title: "Restarts", number: true, cell: (x) => String(x.gen), value: (x) => x.gen },
     { title: "Node", cell: (x) => x.node, value: (x) => x.node },
-    { title: "Heard", number: true, cell: (x) => `${seconds(x.silent_s)} ago`, value: (x) => x.silent_s },
+    { title: "Heard", live: true, number: true, cell: (x) => `${seconds(x.silent_s)} ago`, value: (x) => x.silent_s },
     { title: "Error", cell: (x) => x.error || "" },
-  ], shown));
+  ], ranks, (x) => x.rank));
   if (r.workers.methods?.length) { // null before the first call
     out.push(el("h2", {}, "Methods"), table("methods", [
       { title: "Method", cell: (m) => m.method, value: (m) => m.method },
-      { title: "Calls", number: true, cell: (m) => String(m.calls), value: (m) => m.calls },
-      { title: "Errors", number: true, cell: (m) => String(m.errors), value: (m) => m.errors },
-      { title: "Mean", number: true, cell: (m) => seconds(m.seconds / m.calls), value: (m) => m.seconds / m.calls },
-      { title: "p50", number: true, cell: (m) => percentile(m, 0.5) },
-      { title: "p99", number: true, cell: (m) => percentile(m, 0.99) },
-    ], r.workers.methods));
+      { title: "Calls", live: true, number: true, cell: (m) => String(m.calls), value: (m) => m.calls },
+      { title: "Errors", live: true, number: true, cell: (m) => String(m.errors), value: (m) => m.errors },
+      { title: "Mean", live: true, number: true, cell: (m) => seconds(m.seconds / m.calls), value: (m) => m.seconds / m.calls },
+      { title: "p50", number: true, cell: (m) => percentile(m, 0.5, s.latency_bounds) },
+      { title: "p99", number: true, cell: (m) => percentile(m, 0.99, s.latency_bounds) },
+    ], r.workers.methods, (m) => m.method));
   }
   out.push(el("h2", {}, rank === undefined ? "Output" : `Output of rank ${rank}`), output(r, rank));
   return out;
@@ -278,8 +319,8 @@ function role(s, namespace, name, rank) {
 
 // behind describes the ranks that hold the others up, by their heartbeats, or where these tell no difference by the flight recorders.
 function behind(r) {
-  const bad = suspects(r.workers.ranks);
-  if (bad.length) return bad.map((x) => `Rank ${x.rank.rank} on ${x.rank.node} ${x.why}`);
+  const late = lagging(r);
+  if (late.length) return late.map((x) => `Rank ${x.rank.rank} on ${x.rank.node} holds up the others: ${x.why}; ${x.evidence[0]}`);
   readAbsent(r);
   return (absent.get(roleKey(r))?.list || []).map(lateText);
 }
@@ -458,7 +499,7 @@ function draw() {
   }
   if (view === "pipelines") nodes = pipelineView();
   if (view === "events") nodes = eventView();
-  main.replaceChildren(...(nodes || overview(snapshot)).flat().filter((n) => n));
+  main.replaceChildren(...(nodes || overview(snapshot)).flat(Infinity).filter((n) => n));
   document.title = snapshot.roles.some((r) => r.state === "failed") ? "Troupe: a role has failed" : "Troupe";
   if (focused >= 0) { // drawing anew must not take the focus away
     const again = [...main.querySelectorAll("a,button,input,canvas,pre")][focused];
@@ -483,6 +524,12 @@ const source = new EventSource("api/stream");
 source.addEventListener("snapshot", (e) => { snapshot = JSON.parse(e.data); received = Date.now(); refresh(); showHealth(); });
 source.addEventListener("same", (e) => { received = Date.now(); if (snapshot) snapshot.at = JSON.parse(e.data); if (!location.hash.startsWith("#/role")) refresh(); showHealth(); });
 setInterval(showHealth, 1000);
-window.addEventListener("hashchange", async () => { await refresh(); main.focus({ preventScroll: true }); window.scrollTo(0, 0); });
+window.addEventListener("hashchange", async () => {
+  for (const s of Object.values(sorts)) delete s.order; // of another role
+  for (const name of Object.keys(pages)) if (name !== "roles" && name !== "nodes") delete pages[name];
+  await refresh();
+  main.focus({ preventScroll: true });
+  window.scrollTo(0, 0);
+});
 window.addEventListener("resize", () => { draw(); redrawTimeline(); });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { draw(); redrawTimeline(); });

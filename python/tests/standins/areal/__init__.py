@@ -1,5 +1,5 @@
-"""A stand-in of AReaL: the names that troupe.adapters.areal uses, with AReaL's documented signatures and meanings. Arrays of numpy take the
-place of tensors. `make adapters-check` runs the adapter with AReaL itself."""
+"""A stand-in of AReaL: the names that troupe.adapters.areal uses, with AReaL's documented signatures and meanings.
+Arrays of numpy take the place of tensors. `make adapters-check` runs the adapter with AReaL itself."""
 
 import abc
 import dataclasses
@@ -84,16 +84,34 @@ class Scheduler(abc.ABC):
     def fork_workers(self, role: str, target_role: str, command: str | None = None) -> list[str]: ...
 
     @abc.abstractmethod
-    async def create_engine(self, worker_id: str, engine: str, engine_name: str | None = None, *args, **kwargs) -> Any: ...
+    async def create_engine(
+        self, worker_id: str, engine: str, engine_name: str | None = None, *args, **kwargs
+    ) -> Any: ...
 
     @abc.abstractmethod
     async def set_worker_env(self, worker_id: str, env: dict[str, str]) -> None: ...
 
     @abc.abstractmethod
-    def call_engine(self, worker_id: str, method: str, engine_name: str | None = None, *args, rpc_meta: dict[str, Any] | None = None, **kwargs) -> Any: ...
+    def call_engine(
+        self,
+        worker_id: str,
+        method: str,
+        engine_name: str | None = None,
+        *args,
+        rpc_meta: dict[str, Any] | None = None,
+        **kwargs,
+    ) -> Any: ...
 
     @abc.abstractmethod
-    async def async_call_engine(self, worker_id: str, method: str, engine_name: str | None = None, *args, rpc_meta: dict[str, Any] | None = None, **kwargs) -> Any: ...
+    async def async_call_engine(
+        self,
+        worker_id: str,
+        method: str,
+        engine_name: str | None = None,
+        *args,
+        rpc_meta: dict[str, Any] | None = None,
+        **kwargs,
+    ) -> Any: ...
 
 
 class TrainEngine:
@@ -112,7 +130,12 @@ class InferenceEngine:
 
 
 _module("api", Job=Job, Scheduler=Scheduler, Worker=Worker, TrainEngine=TrainEngine, InferenceEngine=InferenceEngine)
-_module("api.cli_args", SchedulingSpec=SchedulingSpec, SchedulingStrategy=SchedulingStrategy, NameResolveConfig=NameResolveConfig)
+_module(
+    "api.cli_args",
+    SchedulingSpec=SchedulingSpec,
+    SchedulingStrategy=SchedulingStrategy,
+    NameResolveConfig=NameResolveConfig,
+)
 
 
 # areal.infra.scheduler.exceptions
@@ -164,7 +187,9 @@ class RTensor:
 
     @staticmethod
     def remotize(obj, node_addr):
-        return _mapped(obj, lambda v: hasattr(v, "dtype"), lambda v: RTensor(TensorShardInfo(_backend.store(v), node_addr)))
+        return _mapped(
+            obj, lambda v: hasattr(v, "dtype"), lambda v: RTensor(TensorShardInfo(_backend.store(v), node_addr))
+        )
 
     @staticmethod
     def localize(obj):
@@ -217,9 +242,15 @@ class _App:
 
 _module("infra.rpc")
 _module(
-    "infra.rpc.rtensor", RTensor=RTensor, TensorShardInfo=TensorShardInfo, HttpRTensorBackend=HttpRTensorBackend, set_backend=set_backend,
-    store=_stored.__setitem__, fetch=_stored.__getitem__, remove=_stored.pop,
-)  # fmt: skip
+    "infra.rpc.rtensor",
+    RTensor=RTensor,
+    TensorShardInfo=TensorShardInfo,
+    HttpRTensorBackend=HttpRTensorBackend,
+    set_backend=set_backend,
+    store=_stored.__setitem__,
+    fetch=_stored.__getitem__,
+    remove=_stored.pop,
+)
 _module("infra.rpc.guard")
 _module("infra.rpc.guard.app", GuardState=GuardState, create_app=_App)
 _module("infra.rpc.guard.data_blueprint", data_bp=None)
@@ -229,7 +260,11 @@ _module("infra.rpc.guard.data_blueprint", data_bp=None)
 
 
 _module("infra.utils")
-_module("infra.utils.launcher", get_env_vars=lambda: {"PYTHONPATH": ""}, get_thread_env_vars=lambda cpus, given: {"OMP_NUM_THREADS": str(cpus)})
+_module(
+    "infra.utils.launcher",
+    get_env_vars=lambda: {"PYTHONPATH": ""},
+    get_thread_env_vars=lambda cpus, given: {"OMP_NUM_THREADS": str(cpus)},
+)
 _module("utils")
 _module("utils.network", gethostip=lambda: "127.0.0.1")
 _module("utils.name_resolve", reconfigure=lambda config: None, clear_subtree=lambda name: None)

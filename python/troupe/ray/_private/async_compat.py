@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 
-def is_async_func(func: Any) -> bool:
+def is_async_func(func: Callable[..., object]) -> bool:
     """Returns whether calling func returns a coroutine or an async generator."""
     function = inspect.unwrap(func)
     return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
@@ -14,7 +15,12 @@ def is_async_func(func: Any) -> bool:
 
 def has_async_methods(cls: object) -> bool:
     """Returns whether any method is async, including inherited ones."""
-    return any(is_async_func(member) for _, member in inspect.getmembers(cls, predicate=lambda m: inspect.isfunction(inspect.unwrap(m)) if callable(m) else False))
+    return any(
+        is_async_func(member)
+        for _, member in inspect.getmembers(
+            cls, predicate=lambda m: inspect.isfunction(inspect.unwrap(m)) if callable(m) else False
+        )
+    )
 
 
 def sync_to_async(func: Any) -> Any:

@@ -1,12 +1,14 @@
-"""ray._private.profiling: profile has no effect; `troupe timeline` and Troupe's spans record calls."""
+"""ray._private.profiling: profile marks a section in ray.timeline() and `troupe timeline`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+
+from ..._span import span
 
 
 @contextmanager
-def profile(event_type: str, extra_data: Any = None) -> Iterator[None]:
-    yield
+def profile(event_type: str, extra_data: object = None) -> Iterator[None]:
+    with span(event_type):
+        yield

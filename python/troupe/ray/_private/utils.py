@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+import os
+import tempfile
+
+from .._refused import import_only
 
 
 def get_ray_doc_version() -> str:
@@ -20,7 +23,13 @@ def binary_to_hex(data: bytes) -> str:
     return data.hex()
 
 
-def get_num_cpus(*args: Any, **kwargs: Any) -> int:
-    import os
-
+def get_num_cpus(*args: object, **kwargs: object) -> int:
     return os.cpu_count() or 1
+
+
+def get_ray_temp_dir() -> str:
+    return os.path.join(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir(), "ray")
+
+
+def __getattr__(name: str) -> object:
+    return import_only(__name__, name)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Any, Generic, TypeVar
+from collections.abc import Mapping
+from typing import Any, Generic, NoReturn, TextIO, TypeVar
 
-from .. import _state
-from .._options import refuse_attribute
+from .. import _objects, _state
+from .._ids import ActorID, JobID, NodeID, PlacementGroupID
+from .._refused import import_only, refuse_attribute
 
 logger = logging.getLogger("ray")
 
@@ -29,8 +31,10 @@ class _GcsClient:
     def address(self) -> str:
         return _state.require().address
 
-    def __getattr__(self, name: str) -> Any:
-        raise refuse_attribute(f"ray._private.worker.global_worker.gcs_client.{name}", "troupe.nodes() and `troupe status`")
+    def __getattr__(self, name: str) -> NoReturn:
+        raise refuse_attribute(
+            f"ray._private.worker.global_worker.gcs_client.{name}", "troupe.nodes() and `troupe status`"
+        )
 
 
 class _Node:
@@ -42,10 +46,40 @@ class _Node:
         self.address = self.gcs_address = state.address
 
 
+class _CoreWorker:
+    """What programs ask about the objects of this process, and about its actor."""
+
+    def current_actor_is_asyncio(self) -> bool:
+        host = _state.require().host
+        return host is not None and host.service.kind == "async"
+
+    def object_exists(self, ref: _objects.ObjectRef) -> bool:
+        return any(entry.id == ref.hex() and entry._done for entry in _objects.all_entries())
+
+    def get_memory_store_size(self) -> int:
+        """Returns the number of objects whose values this process keeps."""
+        return sum(entry._done and entry.kind != _objects.PENDING for entry in _objects.all_entries())
+
+    def get_all_reference_counts(self) -> dict[bytes, dict[str, int]]:
+        """Returns the objects that this process owns or borrows: their references here, and those of other
+        processes."""
+        store = _state.require().store
+        return {
+            entry.id.encode(): {"local": count, "submitted": sum(store.borrowed.get(entry.id, (None, {}))[1].values())}
+            for entry, count in _objects.reference_counts().items()
+        }
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise refuse_attribute(
+            f"ray._private.worker.global_worker.core_worker.{name}", "the functions of ray.get_runtime_context()"
+        )
+
+
 class Worker:
     """The current process. Attributes that are not defined here are refused."""
 
     gcs_client = _GcsClient()
+    core_worker = _CoreWorker()
 
     @property
     def mode(self) -> int | None:
@@ -67,19 +101,19 @@ class Worker:
         return _state.require().namespace
 
     @property
-    def current_job_id(self) -> Any:
+    def current_job_id(self) -> JobID:
         from .._ids import JobID
 
         return JobID.from_hex(_state.require().job_id)
 
     @property
-    def current_node_id(self) -> Any:
+    def current_node_id(self) -> NodeID:
         from .._ids import NodeID
 
         return NodeID.from_hex(_state.require().node_id)
 
     @property
-    def actor_id(self) -> Any:
+    def actor_id(self) -> ActorID:
         from .._ids import ActorID
 
         state = _state.current()
@@ -90,48 +124,62 @@ class Worker:
         return bytes.fromhex(_state.require().worker_id or "ff" * 28)
 
     @property
-    def placement_group_id(self) -> Any:
+    def placement_group_id(self) -> PlacementGroupID:
         from ..util.placement_group import PlacementGroup, get_current_placement_group
 
         return (get_current_placement_group() or PlacementGroup.empty()).id
 
     @property
-    def node(self) -> Any:
+    def node(self) -> _Node | None:
         return _Node(_state.require())
 
     def check_connected(self) -> None:
         _state.require()
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise refuse_attribute(f"ray._private.worker.global_worker.{name}", "the functions of ray.get_runtime_context()")
+        raise refuse_attribute(
+            f"ray._private.worker.global_worker.{name}", "the functions of ray.get_runtime_context()"
+        )
 
 
 global_worker = Worker()
 
 
-def _unhandled_error_handler(error: BaseException) -> None:
-    """Logs the error of a call or task whose last reference was dropped before the program got it. Programs may replace this function."""
-    logger.error("Unhandled error (suppress with 'RAY_IGNORE_UNHANDLED_ERRORS=1'): %s", error)
+# Programs may replace this function.
+_unhandled_error_handler = _objects.log_unhandled
+_objects.on_unhandled = lambda error: _unhandled_error_handler(error)
 
 
-def print_to_stdstream(data: dict[str, Any], ignore_prefix: bool = False) -> None:
+def print_to_stdstream(data: Mapping[str, Any], ignore_prefix: bool = False) -> None:
     """Prints log lines of a worker unchanged. Troupe prints the output of workers without this function."""
     stream = sys.stderr if data.get("is_err") else sys.stdout
     for line in data.get("lines", ()):
         print(line, file=stream)
 
 
-def print_worker_logs(data: dict[str, Any], print_file: Any) -> None:
+def print_worker_logs(data: dict[str, Any], print_file: TextIO) -> None:
     for line in data.get("lines", ()):
         print(line, file=print_file)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     import importlib
 
     package = importlib.import_module(__name__.rpartition("._private")[0])
-    if name in ("init", "shutdown", "get", "put", "wait", "kill", "cancel", "remote", "get_actor", "is_initialized", "get_gpu_ids"):
+    if name in (
+        "init",
+        "shutdown",
+        "get",
+        "put",
+        "wait",
+        "kill",
+        "cancel",
+        "remote",
+        "get_actor",
+        "is_initialized",
+        "get_gpu_ids",
+    ):
         return getattr(package, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}; see docs/ray.md")
+    return import_only(__name__, name)

@@ -1,38 +1,44 @@
-"""ray.dag: names for imports only; graphs are not supported."""
+"""ray.dag: graphs of calls. A compiled graph of actor methods runs again and again without a call for each method:
+values go from actor to actor, through shared memory on one host and through CUDA IPC on one device.
+
+    _nodes      the nodes that bind makes; execution of a graph that is not compiled
+    _plan       who does what in a compiled graph, as plain values
+    _compiled   CompiledDAG: its driver
+    .._graphs   the steps of a compiled graph in the process of an actor
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from .._refused import absent
+from ._compiled import CompiledDAG
+from ._context import DAGContext
+from ._nodes import (
+    ClassMethodNode,
+    ClassNode,
+    DAGInputData,
+    DAGNode,
+    FunctionNode,
+    InputAttributeNode,
+    InputNode,
+    MultiOutputNode,
+    set_compiler,
+)
 
-from .._options import refuse
+__all__ = [
+    "ClassMethodNode",
+    "ClassNode",
+    "CompiledDAG",
+    "DAGContext",
+    "DAGInputData",
+    "DAGNode",
+    "FunctionNode",
+    "InputAttributeNode",
+    "InputNode",
+    "MultiOutputNode",
+]
 
-_INSTEAD = "troupe.Pipeline, or calls whose arguments are futures"
-
-
-class _Refused:
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        raise refuse(f"ray.dag.{type(self).__name__}", _INSTEAD)
-
-
-class CompiledDAG(_Refused):
-    pass
-
-
-class InputNode(_Refused):
-    pass
+set_compiler(CompiledDAG)
 
 
-class MultiOutputNode(_Refused):
-    pass
-
-
-class DAGNode(_Refused):
-    pass
-
-
-class ClassNode(_Refused):
-    pass
-
-
-class FunctionNode(_Refused):
-    pass
+def __getattr__(name: str) -> object:
+    raise absent(__name__, name)

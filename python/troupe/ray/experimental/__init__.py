@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from .._options import refuse_attribute
+from .._refused import absent
 
 
-def __getattr__(name: str) -> Any:
-    if name.startswith("__") or name in ("state", "tqdm_ray"):
-        raise AttributeError(name)
-    raise refuse_attribute(f"ray.experimental.{name}", "nothing; see docs/ray.md")
+def __getattr__(name: str) -> object:
+    if name == "state":
+        raise AttributeError(name)  # a module that is imported by its name
+    raise absent(__name__, name)

@@ -12,9 +12,17 @@ class RuntimeEnvConfig(dict[str, Any]):
 
 
 class RuntimeEnv(dict[str, Any]):
-    """A runtime environment: a dict of env_vars, working_dir and py_executable. _options.environment refuses other fields."""
+    """A runtime environment: a dict of env_vars, working_dir and py_executable. _options.environment refuses other
+    fields."""
 
-    def __init__(self, *, env_vars: dict[str, str] | None = None, working_dir: str | None = None, py_executable: str | None = None, **others: Any) -> None:
+    def __init__(
+        self,
+        *,
+        env_vars: dict[str, str] | None = None,
+        working_dir: str | None = None,
+        py_executable: str | None = None,
+        **others: object,
+    ) -> None:
         fields = {"env_vars": env_vars, "working_dir": working_dir, "py_executable": py_executable, **others}
         super().__init__({k: v for k, v in fields.items() if v is not None})
         _options.environment(self)
@@ -28,7 +36,7 @@ class RuntimeEnv(dict[str, Any]):
     def working_dir(self) -> str | None:
         return self.get("working_dir")
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return dict(self)
 
 

@@ -1,23 +1,39 @@
-"""The `ray` command: status, start, stop. It is on PATH in programs run by `python -m troupe.ray`; elsewhere, use `python -m
-troupe.ray.scripts`."""
+"""The `ray` command: status, start, stop. It is on PATH in programs run by `python -m troupe.ray`, and in shells once
+`python -m troupe.ray install-cli` was run; elsewhere, use `python -m troupe.ray.scripts`."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
+import shlex
 import stat
 import sys
 from typing import Any
 
-from .. import _heads
+from .. import _heads, _labels
 
 # Options of `ray start` that are accepted without effect.
 _WITHOUT_EFFECT = (
-    "--dashboard-port", "--dashboard-host", "--include-dashboard", "--object-store-memory", "--temp-dir", "--redis-password", "--object-manager-port",
-    "--node-manager-port", "--min-worker-port", "--max-worker-port", "--worker-port-list", "--ray-client-server-port", "--dashboard-agent-listen-port",
-    "--dashboard-agent-grpc-port", "--metrics-export-port", "--ray-debugger-external", "--system-config", "--plasma-directory", "--runtime-env-agent-port",
-)  # fmt: skip
+    "--dashboard-port",
+    "--dashboard-host",
+    "--include-dashboard",
+    "--object-store-memory",
+    "--temp-dir",
+    "--redis-password",
+    "--object-manager-port",
+    "--node-manager-port",
+    "--min-worker-port",
+    "--max-worker-port",
+    "--worker-port-list",
+    "--ray-client-server-port",
+    "--dashboard-agent-listen-port",
+    "--dashboard-agent-grpc-port",
+    "--ray-debugger-external",
+    "--system-config",
+    "--plasma-directory",
+    "--runtime-env-agent-port",
+)
 _REFUSED = {
     "job": "run the script itself: `python -m troupe.ray SCRIPT`",
     "submit": "`python -m troupe.ray SCRIPT`",
@@ -69,7 +85,8 @@ def _parser() -> argparse.ArgumentParser:
     start.add_argument("--num-gpus", type=float, default=None)
     start.add_argument("--memory", type=float, default=None)
     start.add_argument("--resources", default="{}", help="a JSON object of amounts by name")
-    start.add_argument("--labels", default="", help="refused")
+    start.add_argument("--labels", default="", help="labels of the node: key=value,key=value, or a JSON object")
+    start.add_argument("--metrics-export-port", type=int, default=None, help="of the page and the metrics of the head")
     start.add_argument("--block", action="store_true")
     for ignored in ("--disable-usage-stats", "--no-monitor", "--no-redirect-output", "-v", "--verbose"):
         start.add_argument(ignored, action="store_true", help="without effect")
@@ -89,19 +106,27 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _start(args: Any) -> int:
-    if args.labels:
-        raise ValueError("--labels is not in troupe.ray; nearest in Troupe: `troupe join --labels`")
+def _start(args: argparse.Namespace) -> int:
     if args.head == bool(args.address):
         raise ValueError("give --head to start a head, or --address=HOST:PORT to add this machine to one")
-    amounts = {"num_cpus": args.num_cpus, "num_gpus": args.num_gpus, "memory": args.memory, "resources": json.loads(args.resources)}
+    amounts = {
+        "num_cpus": args.num_cpus,
+        "num_gpus": args.num_gpus,
+        "memory": args.memory,
+        "resources": json.loads(args.resources),
+        "labels": _labels_of(args.labels),
+    }
     if args.head:
         ip = args.node_ip_address or "127.0.0.1"
         port = 6379 if args.port is None else args.port
-        process, said = _heads.start_head(port=port, name=args.node_name, ip=ip, stay=not args.block, **amounts)
-        print(f"Ray runtime started.\n\nTo connect to it: ray.init(address=\"{said['address']}\"), or `export RAY_ADDRESS={said['address']}`.")
-        print(f"To add a node: ray start --address='{said['address']}' (on another machine with TROUPE_TOKEN"
-              f"{' and TROUPE_FINGERPRINT' if said.get('fingerprint') else ''} set: the token is in {said['token_file']})")  # fmt: skip
+        process, said = _heads.start_head(
+            port=port, name=args.node_name, ip=ip, metrics_port=args.metrics_export_port, stay=not args.block, **amounts
+        )
+        print(
+            f'Ray runtime started.\n\nTo connect to it: ray.init(address="{said["address"]}"), or `export '
+            f"RAY_ADDRESS={said['address']}`."
+        )
+        print(_how_to_add(said))
     else:
         access = _heads.resolve(args.address)
         if access is None:
@@ -119,7 +144,29 @@ def _start(args: Any) -> int:
     return 0
 
 
-def _stop(args: Any) -> int:
+def _how_to_add(said: dict[str, Any]) -> str:
+    """Returns the whole command that adds a node to a head. The token itself is not printed."""
+    join = f"ray start --address='{said['address']}'"
+    if not said.get("fingerprint"):
+        return f"To add a node on this machine:\n  {join}\nOther machines reach a head with --node-ip-address."
+    token = shlex.quote(said["token_file"])
+    return (
+        f"To add a node, copy the file {token} to its machine, for its user alone, and run there:\n"
+        f'  TROUPE_FINGERPRINT={said["fingerprint"]} TROUPE_TOKEN="$(cat {token})" {join}'
+    )
+
+
+def _labels_of(text: str) -> dict[str, str]:
+    if text.startswith("{"):
+        return _labels.check_labels(json.loads(text))
+    pairs = [pair.split("=") for pair in text.split(",") if pair.strip()]
+    for pair in pairs:
+        if len(pair) != 2:
+            raise ValueError(f"Label string is not a key-value pair: {'='.join(pair)}")
+    return _labels.check_labels({key.strip(): value.strip() for key, value in pairs})
+
+
+def _stop(args: argparse.Namespace) -> int:
     found, killed = _heads.stop(args.force, args.grace_period)
     if not found:
         print("Did not find any active Ray processes.")
@@ -128,7 +175,7 @@ def _stop(args: Any) -> int:
     return 0
 
 
-def _status(args: Any) -> int:
+def _status(args: argparse.Namespace) -> int:
     from .. import _session, _state
 
     access = _heads.resolve(args.address or "auto")
@@ -166,23 +213,48 @@ def _amount(name: str, amount: float) -> str:
 
 
 def install() -> str:
-    """Installs an executable `ray` that runs this command with this interpreter. Returns the folder to put on PATH."""
+    """Installs the command for programs run by `python -m troupe.ray`. Returns the folder to put on PATH."""
     folder = os.path.join(_heads.folder(), "bin")
     os.makedirs(folder, mode=0o700, exist_ok=True)
     path = os.path.join(folder, "ray")
-    text = f"#!/bin/sh\nPYTHONPATH={_heads._python_path()!r} exec {sys.executable!r} -m {__package__} \"$@\"\n"
+    text = f'#!/bin/sh\nPYTHONPATH={_heads._python_path()!r} exec {sys.executable!r} -m {__package__} "$@"\n'
+    if _read(path) != text:
+        _write(path, text, stat.S_IRWXU)
+    return folder
+
+
+def install_in(folder: str) -> str:
+    """Installs the command in a folder, which becomes the `ray` of a shell that has it on PATH. Returns its path."""
+    if not os.path.isdir(folder):
+        raise ValueError(f"{folder} is no folder: give one that is on PATH")
+    path = os.path.join(folder, "ray")
+    text = f'#!/bin/sh\n{_MARK}exec {sys.executable!r} -m {__package__} "$@"\n'
+    there = _read(path)
+    if (there is None and os.path.lexists(path)) or (there is not None and _MARK not in there):
+        raise ValueError(f"{path} is another program, such as Ray's own: remove it, or give another folder")
+    _write(path, text, 0o755)
+    return path
+
+
+_MARK = "# installed by python -m troupe.ray install-cli; remove this file to uninstall it\n"
+
+
+def _read(path: str) -> str | None:
+    """Returns the text of a file, or None if it cannot be read as one."""
     try:
         with open(path) as f:
-            if f.read() == text:
-                return folder
-    except OSError:
-        pass
+            return f.read()
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _write(path: str, text: str, mode: int) -> None:
+    """Writes an executable that does not exist half written."""
     fresh = f"{path}.{os.getpid()}"
     with open(fresh, "w") as f:
         f.write(text)
-    os.chmod(fresh, stat.S_IRWXU)
+    os.chmod(fresh, mode)
     os.replace(fresh, path)
-    return folder
 
 
 cli = main

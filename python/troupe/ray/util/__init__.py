@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from .. import _state
 from .._nodes import node_ip
-from .._options import refuse_attribute
+from .._refused import absent
 from . import accelerators, scheduling_strategies
+from .actor_group import ActorGroup
 from .actor_pool import ActorPool
+from .check_serialize import inspect_serializability
 from .placement_group import (
     PlacementGroup,
     get_current_placement_group,
@@ -20,10 +22,24 @@ from .placement_group import (
 )
 
 __all__ = [
-    "ActorPool", "PlacementGroup", "accelerators", "as_completed", "get_current_placement_group", "get_node_instance_id", "get_node_ip_address",
-    "get_placement_group", "inspect_serializability", "list_named_actors", "log_once", "map_unordered", "placement_group", "placement_group_table",
-    "remove_placement_group", "scheduling_strategies",
-]  # fmt: skip
+    "ActorGroup",
+    "ActorPool",
+    "PlacementGroup",
+    "accelerators",
+    "as_completed",
+    "get_current_placement_group",
+    "get_node_instance_id",
+    "get_node_ip_address",
+    "get_placement_group",
+    "inspect_serializability",
+    "list_named_actors",
+    "log_once",
+    "map_unordered",
+    "placement_group",
+    "placement_group_table",
+    "remove_placement_group",
+    "scheduling_strategies",
+]
 
 
 def get_node_ip_address(address: str = "8.8.8.8:53") -> str:
@@ -42,7 +58,9 @@ def list_named_actors(all_namespaces: bool = False) -> list[Any]:
     return [{"name": name, "namespace": ns} for ns, name in found] if all_namespaces else [name for _, name in found]
 
 
-def as_completed(refs: list[Any], *, chunk_size: int = 10, yield_obj_refs: bool = False, **kwargs: Any) -> Iterator[Any]:
+def as_completed(
+    refs: Sequence[object], *, chunk_size: int = 10, yield_obj_refs: bool = False, **kwargs: Any
+) -> Iterator[Any]:
     """Yields the values of references, or the references, as they complete, in chunks of up to chunk_size."""
     from .. import get, wait
 
@@ -52,8 +70,11 @@ def as_completed(refs: list[Any], *, chunk_size: int = 10, yield_obj_refs: bool 
         yield from ready if yield_obj_refs else get(ready)
 
 
-def map_unordered(fn: Any, items: Iterable[Any], *, backpressure_size: int | None = 100, chunk_size: int = 10, **kwargs: Any) -> Iterator[Any]:
-    """Yields the results of a remote function for the items as they complete, with at most backpressure_size calls pending."""
+def map_unordered(
+    fn: Any, items: Iterable[object], *, backpressure_size: int | None = 100, chunk_size: int = 10, **kwargs: Any
+) -> Iterator[Any]:
+    """Yields the results of a remote function for the items as they complete, with at most backpressure_size calls
+    pending."""
     from .. import get, wait
 
     if backpressure_size is None or backpressure_size <= 0:
@@ -70,7 +91,7 @@ def map_unordered(fn: Any, items: Iterable[Any], *, backpressure_size: int | Non
 _logged: set[Any] = set()
 
 
-def log_once(key: Any) -> bool:
+def log_once(key: object) -> bool:
     """Returns True on the first call with a key."""
     if key in _logged:
         return False
@@ -78,38 +99,5 @@ def log_once(key: Any) -> bool:
     return True
 
 
-def inspect_serializability(base_obj: Any, name: str | None = None, depth: int = 3, print_file: Any = None) -> tuple[bool, set[Any]]:
-    """Returns whether a value can be pickled, and the set of culprits: the value itself, if it cannot."""
-    from .. import cloudpickle
-
-    try:
-        cloudpickle.dumps(base_obj)
-    except Exception as err:
-        print(f"{name or base_obj!r} cannot be pickled: {err}", file=print_file)
-        return False, {base_obj}
-    return True, set()
-
-
-_REFUSED: dict[str, str] = {
-    "joblib": "troupe.remote functions",
-    "dask": "troupe.remote functions",
-    "spark": "troupe.remote functions",
-    "iter": "troupe.Pipeline",
-    "pdb": "breakpoint() and `troupe debug`",
-    "rpdb": "breakpoint() and `troupe debug`",
-    "ray_debugpy": "debugpy in the worker's code",
-    "connect": "init(address=…)",
-    "disconnect": "shutdown()",
-    "metrics": "`troupe up --metrics`",
-    "register_serializer": "__reduce__ of the class",
-    "deregister_serializer": "__reduce__ of the class",
-    "ActorGroup": "troupe.Cluster",
-    "tracing": "`troupe timeline`",
-    "tpu": "custom resources",
-}
-
-
-def __getattr__(name: str) -> Callable[..., Any]:
-    if name in _REFUSED:
-        raise refuse_attribute(f"ray.util.{name}", _REFUSED[name])
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def __getattr__(name: str) -> Any:
+    raise absent(__name__, name)

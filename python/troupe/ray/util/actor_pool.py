@@ -9,23 +9,27 @@ from typing import Any
 class ActorPool:
     """Distributes calls over idle actors. A dead actor leaves the pool; an actor whose call failed stays."""
 
-    def __init__(self, actors: Iterable[Any]) -> None:
+    def __init__(self, actors: Iterable[object]) -> None:
         self._idle_actors: list[Any] = list(actors)
-        self._future_to_actor: dict[Any, tuple[int, Any]] = {}  # index and actor of each call, by its reference or tuple of references
+        self._future_to_actor: dict[
+            Any, tuple[int, Any]
+        ] = {}  # index and actor of each call, by its reference or tuple of references
         self._index_to_future: dict[int, Any] = {}
         self._next_task_index = 0
         self._next_return_index = 0
         self._pending_submits: list[tuple[Callable[[Any, Any], Any], Any]] = []
 
-    def map(self, fn: Callable[[Any, Any], Any], values: Iterable[Any]) -> Iterator[Any]:
+    def map(self, fn: Callable[[object, object], object], values: Iterable[object]) -> Iterator[object]:
         """Yields the results of fn(actor, value) in order. All values are submitted at once."""
         return self._map(fn, values, self.get_next)
 
-    def map_unordered(self, fn: Callable[[Any, Any], Any], values: Iterable[Any]) -> Iterator[Any]:
+    def map_unordered(self, fn: Callable[[object, object], object], values: Iterable[object]) -> Iterator[object]:
         """Yields the results as map does, but in order of completion."""
         return self._map(fn, values, self.get_next_unordered)
 
-    def _map(self, fn: Callable[[Any, Any], Any], values: Iterable[Any], take: Callable[..., Any]) -> Iterator[Any]:
+    def _map(
+        self, fn: Callable[[object, object], object], values: Iterable[object], take: Callable[..., object]
+    ) -> Iterator[object]:
         while self.has_next():  # discard untaken results of earlier submits
             try:
                 self.get_next(timeout=0, ignore_if_timedout=True)
@@ -34,14 +38,15 @@ class ActorPool:
         for value in values:
             self.submit(fn, value)
 
-        def results() -> Iterator[Any]:
+        def results() -> Iterator[object]:
             while self.has_next():
                 yield take()
 
         return results()
 
-    def submit(self, fn: Callable[[Any, Any], Any], value: Any) -> None:
-        """Calls fn(actor, value), which returns a reference, with an idle actor, or queues the call until an actor is idle."""
+    def submit(self, fn: Callable[[object, object], object], value: object) -> None:
+        """Calls fn(actor, value), which returns a reference, with an idle actor, or queues the call until an actor is
+        idle."""
         if not self._idle_actors:
             self._pending_submits.append((fn, value))
             return
@@ -56,9 +61,9 @@ class ActorPool:
         """Returns whether there are results to take."""
         return bool(self._future_to_actor)
 
-    def get_next(self, timeout: float | None = None, ignore_if_timedout: bool = False) -> Any:
-        """Returns the next result in order of submission. Raises TimeoutError after the timeout; the call stays in the pool unless
-        ignore_if_timedout."""
+    def get_next(self, timeout: float | None = None, ignore_if_timedout: bool = False) -> object:
+        """Returns the next result in order of submission. Raises TimeoutError after the timeout; the call stays in the
+        pool unless ignore_if_timedout."""
         from .. import wait
 
         if not self.has_next():
@@ -76,7 +81,7 @@ class ActorPool:
         self._next_return_index += 1
         return self._finish(ref, timed_out)
 
-    def get_next_unordered(self, timeout: float | None = None, ignore_if_timedout: bool = False) -> Any:
+    def get_next_unordered(self, timeout: float | None = None, ignore_if_timedout: bool = False) -> object:
         """Returns the next result to complete. Raises TimeoutError after the timeout."""
         from .. import wait
 
@@ -95,12 +100,12 @@ class ActorPool:
         self._drop_index(key)
         return self._finish(key, False)
 
-    def _drop_index(self, key: Any) -> None:
+    def _drop_index(self, key: object) -> None:
         index = self._future_to_actor[key][0]
         del self._index_to_future[index]
         self._next_return_index = max(self._next_return_index, index + 1)
 
-    def _finish(self, ref: Any, timed_out: bool) -> Any:
+    def _finish(self, ref: object, timed_out: bool) -> object:
         """Returns the result of a finished call and makes its actor idle again, unless the actor is dead."""
         import sys
 
@@ -125,7 +130,7 @@ class ActorPool:
         self._return_actor(actor)
         return value
 
-    def _return_actor(self, actor: Any) -> None:
+    def _return_actor(self, actor: object) -> None:
         self._idle_actors.append(actor)
         self._hand_out()
 
@@ -137,16 +142,16 @@ class ActorPool:
         """Returns whether an actor is idle and no call is queued."""
         return bool(self._idle_actors) and not self._pending_submits
 
-    def pop_idle(self) -> Any:
+    def pop_idle(self) -> object:
         """Removes an idle actor from the pool and returns it, or None."""
         return self._idle_actors.pop() if self.has_free() else None
 
-    def push(self, actor: Any) -> None:
+    def push(self, actor: object) -> None:
         """Adds an actor to the pool."""
         if actor in self._idle_actors or any(actor == busy for _, busy in self._future_to_actor.values()):
             raise ValueError("Actor already belongs to current ActorPool")
         self._return_actor(actor)
 
 
-def _first(ref: Any) -> Any:
+def _first(ref: object) -> object:
     return ref[0] if isinstance(ref, (list, tuple)) else ref

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 
 class RayDeprecationWarning(DeprecationWarning):
     pass
 
 
-def _mark(*args: Any, **kwargs: Any) -> Any:
+def _mark(*args: object, **kwargs: object) -> object:
     if len(args) == 1 and callable(args[0]) and not kwargs:
         return args[0]
     return lambda marked: marked

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import NoReturn
 
-from .._options import refuse
+from .._refused import refuse
 
 _INSTEAD = "torch.distributed in the workers of a troupe.Cluster, whose ranks and master address are set"
 
@@ -14,11 +15,11 @@ def is_group_initialized(group_name: str = "default") -> bool:
     return False
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> Callable[..., NoReturn]:
     if name.startswith("__"):
         raise AttributeError(name)
 
-    def refused(*args: Any, **kwargs: Any) -> Any:
+    def refused(*args: object, **kwargs: object) -> NoReturn:
         raise refuse(f"ray.util.collective.{name}", _INSTEAD)
 
     refused.__name__ = name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 
@@ -30,43 +30,46 @@ class _QueueActor:
     def full(self) -> bool:
         return self.queue.full()
 
-    async def put(self, item: Any, timeout: float | None = None) -> None:
+    async def put(self, item: object, timeout: float | None = None) -> None:
         try:
             await asyncio.wait_for(self.queue.put(item), timeout)
         except asyncio.TimeoutError:
             raise Full from None
 
-    async def get(self, timeout: float | None = None) -> Any:
+    async def get(self, timeout: float | None = None) -> object:
         try:
             return await asyncio.wait_for(self.queue.get(), timeout)
         except asyncio.TimeoutError:
             raise Empty from None
 
-    def put_nowait(self, item: Any) -> None:
+    def put_nowait(self, item: object) -> None:
         try:
             self.queue.put_nowait(item)
         except asyncio.QueueFull:
             raise Full from None
 
-    def put_nowait_batch(self, items: list[Any]) -> None:
+    def put_nowait_batch(self, items: Sequence[object]) -> None:
         if self.maxsize > 0 and len(items) + self.qsize() > self.maxsize:
             raise Full(f"Cannot add {len(items)} items to queue of size {self.qsize()} and maxsize {self.maxsize}.")
         for item in items:
             self.queue.put_nowait(item)
 
-    def get_nowait(self) -> Any:
+    def get_nowait(self) -> object:
         try:
             return self.queue.get_nowait()
         except asyncio.QueueEmpty:
             raise Empty from None
 
-    def get_nowait_batch(self, num_items: int) -> list[Any]:
+    def get_nowait_batch(self, num_items: int) -> list[object]:
         if num_items > self.qsize():
             raise Empty(f"Cannot get {num_items} items from queue of size {self.qsize()}.")
         return [self.queue.get_nowait() for _ in range(num_items)]
 
-    async def get_batch(self, batch_size: int | None, total_timeout: float | None, first_timeout: float | None) -> list[Any]:
-        """Waits for the first item, then takes up to batch_size items, waiting for more until total_timeout seconds after the first."""
+    async def get_batch(
+        self, batch_size: int | None, total_timeout: float | None, first_timeout: float | None
+    ) -> list[object]:
+        """Waits for the first item, then takes up to batch_size items, waiting for more until total_timeout seconds
+        after the first."""
         items = [await self.get(first_timeout)]
         deadline = None if total_timeout is None else asyncio.get_running_loop().time() + total_timeout
         while batch_size is None or len(items) < batch_size:
@@ -83,7 +86,7 @@ class _QueueActor:
 class Queue:
     """A first-in, first-out queue. maxsize 0: unbounded. actor_options: options of the actor that holds the items."""
 
-    def __init__(self, maxsize: int = 0, actor_options: dict[str, Any] | None = None) -> None:
+    def __init__(self, maxsize: int = 0, actor_options: Mapping[str, object] | None = None) -> None:
         from .. import remote
 
         self.maxsize = maxsize
@@ -92,7 +95,7 @@ class Queue:
     def __len__(self) -> int:
         return self.size()
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {"maxsize": self.maxsize, "actor": self.actor}
 
     def size(self) -> int:
@@ -113,13 +116,13 @@ class Queue:
 
         return bool(get(self.actor.full.remote()))
 
-    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+    def put(self, item: object, block: bool = True, timeout: float | None = None) -> None:
         """Adds an item. Raises Full if there is no room, at once or after the timeout."""
         from .. import get
 
         get(self.actor.put_nowait.remote(item) if not block else self.actor.put.remote(item, _timeout(timeout)))
 
-    async def put_async(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+    async def put_async(self, item: object, block: bool = True, timeout: float | None = None) -> None:
         await (self.actor.put_nowait.remote(item) if not block else self.actor.put.remote(item, _timeout(timeout)))
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
@@ -131,10 +134,10 @@ class Queue:
     async def get_async(self, block: bool = True, timeout: float | None = None) -> Any:
         return await (self.actor.get_nowait.remote() if not block else self.actor.get.remote(_timeout(timeout)))
 
-    def put_nowait(self, item: Any) -> None:
+    def put_nowait(self, item: object) -> None:
         self.put(item, block=False)
 
-    def put_nowait_batch(self, items: Iterable[Any]) -> None:
+    def put_nowait_batch(self, items: Iterable[object]) -> None:
         """Adds all items, or none."""
         from .. import get
 
@@ -155,14 +158,18 @@ class Queue:
             raise ValueError("'num_items' must be nonnegative")
         return list(get(self.actor.get_nowait_batch.remote(num_items)))
 
-    def get_batch(self, batch_size: int | None = None, total_timeout: float | None = None, first_timeout: float | None = None) -> list[Any]:
-        """Removes and returns a batch. Waits up to first_timeout for the first item, and up to total_timeout for further ones."""
+    def get_batch(
+        self, batch_size: int | None = None, total_timeout: float | None = None, first_timeout: float | None = None
+    ) -> list[Any]:
+        """Removes and returns a batch. Waits up to first_timeout for the first item, and up to total_timeout for
+        further ones."""
         from .. import get
 
         return list(get(self.actor.get_batch.remote(batch_size, total_timeout, first_timeout)))
 
     def shutdown(self, force: bool = False, grace_period_s: int = 5) -> None:
-        """Ends the queue's actor: with force at once, otherwise after its running calls, but at most after grace_period_s."""
+        """Ends the queue's actor: with force at once, otherwise after its running calls, but at most after
+        grace_period_s."""
         from .. import kill, wait
 
         if self.actor is not None:

@@ -1,4 +1,5 @@
-"""Makes `import ray` import troupe.ray, and `import ray.x.y` troupe.ray.x.y, in every process that has this folder on PYTHONPATH."""
+"""Makes `import ray` import troupe.ray, and `import ray.x.y` troupe.ray.x.y, in every process that has this folder on
+PYTHONPATH."""
 
 import importlib
 import importlib.abc
@@ -17,7 +18,7 @@ class _Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def __init__(self) -> None:
         self._loaded: dict[str, Any] = {}
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+    def find_spec(self, name: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:
         if not name.startswith("ray."):
             return None
         try:
@@ -37,7 +38,7 @@ class _Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             self._loaded[spec.name] = (module, module.__spec__, module.__name__, "", "", None)
         return module
 
-    def exec_module(self, module: Any) -> None:
+    def exec_module(self, module: object) -> None:
         for found, spec, name, parent, child, before in self._loaded.values():
             if found is module:
                 module.__spec__, module.__name__ = spec, name

@@ -5,7 +5,8 @@ from roll.distributed.scheduler.resource_manager import ResourceManager
 
 
 class Cluster:
-    """Workers on the devices of a resource manager: worker_config is a dict with world_size, device_mapping and system_envs."""
+    """Workers on the devices of a resource manager: worker_config is a dict with world_size, device_mapping and
+    system_envs."""
 
     def __init__(self, name, worker_cls, resource_manager: ResourceManager, worker_config):
         self.cluster_name, self.resource_manager, self.worker_config = name, resource_manager, worker_config
@@ -27,8 +28,11 @@ class Cluster:
             self.worker_config["device"] = device
             options = {
                 "scheduling_strategy": PlacementGroupSchedulingStrategy(self.resource_manager.placement_groups[node]),
-                "name": env["WORKER_NAME"], "runtime_env": ray.runtime_env.RuntimeEnv(env_vars=env), "num_cpus": 0.01, "num_gpus": 0.01,
-            }  # fmt: skip
+                "name": env["WORKER_NAME"],
+                "runtime_env": ray.runtime_env.RuntimeEnv(env_vars=env),
+                "num_cpus": 0.01,
+                "num_gpus": 0.01,
+            }
             self.workers.append(self.worker_cls.options(**options).remote(worker_config=self.worker_config))
             if rank == 0:
                 self.master_addr, self.master_port = ray.get(self.workers[0].get_master_addr_and_port.remote())

@@ -5,7 +5,12 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 class RayResourcePool:
     def __init__(self, process_on_nodes=None, use_gpu=True, name_prefix="pool", max_colocate_count=1):
-        self.store, self.use_gpu, self.name_prefix, self.max_colocate_count = process_on_nodes or [], use_gpu, name_prefix, max_colocate_count
+        self.store, self.use_gpu, self.name_prefix, self.max_colocate_count = (
+            process_on_nodes or [],
+            use_gpu,
+            name_prefix,
+            max_colocate_count,
+        )
         self.pgs = None
 
     @property
@@ -43,7 +48,12 @@ class RayWorkerGroup:
                 rank = len(workers)
                 env = {"RANK": str(rank), "WORLD_SIZE": str(pool.world_size)}
                 where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
-                options = {"scheduling_strategy": where, "name": f"{self.name_prefix}:{rank}", "runtime_env": {"env_vars": env}, "num_gpus": share}
+                options = {
+                    "scheduling_strategy": where,
+                    "name": f"{self.name_prefix}:{rank}",
+                    "runtime_env": {"env_vars": env},
+                    "num_gpus": share,
+                }
                 workers.append(cls.options(**options).remote(*self._args))
         return workers
 

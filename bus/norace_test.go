@@ -1,7 +1,0 @@
-//go:build !race
-
-package bus_test
-
-const underRace = false
-
-const fewer = 1

@@ -1,0 +1,9 @@
+package values_test
+
+import (
+	"testing"
+
+	"troupe/bus/bustest"
+)
+
+func TestMain(m *testing.M) { bustest.Main(m) }

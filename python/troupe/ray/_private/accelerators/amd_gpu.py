@@ -1,0 +1,5 @@
+"""ray._private.accelerators.amd_gpu."""
+
+from . import AMDGPUAcceleratorManager
+
+__all__ = ["AMDGPUAcceleratorManager"]

@@ -1,0 +1,5 @@
+"""ray._private.accelerators.intel_gpu."""
+
+from . import IntelGPUAcceleratorManager
+
+__all__ = ["IntelGPUAcceleratorManager"]

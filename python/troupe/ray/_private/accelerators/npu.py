@@ -1,0 +1,5 @@
+"""ray._private.accelerators.npu."""
+
+from . import NPUAcceleratorManager
+
+__all__ = ["NPUAcceleratorManager"]

@@ -1,0 +1,9 @@
+package weights
+
+import (
+	"testing"
+
+	"troupe/bus/bustest"
+)
+
+func TestMain(m *testing.M) { bustest.Main(m) }
