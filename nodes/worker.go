@@ -311,14 +311,14 @@ func (w *worker) addLines(stream OutputStream, texts []string) {
 	defer w.outMu.Unlock()
 	now, first := time.Now().UTC(), w.seq+1
 	w.seq += uint64(len(texts))
-	w.log.add(now, w.ID.Rank, stream, texts)
-	w.node.agent.uploader.add(w, stream, now, first, texts)
 	for _, text := range texts {
 		w.last.add(text)
 		if stream == Stderr && strings.TrimSpace(text) != "" {
 			w.lastError = text
 		}
 	}
+	w.log.add(now, w.ID.Rank, stream, texts)
+	w.node.agent.uploader.add(w, stream, now, first, texts)
 	if w.feed == nil || w.feed.mode == OutputRaw {
 		return
 	}

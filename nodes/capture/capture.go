@@ -15,7 +15,7 @@ const (
 	pipeSize     = 256 << 10              // bytes that a process may print before it blocks
 	readPause    = 100 * time.Millisecond // between two reads of a process that prints all the time, so that one read gets many lines
 	drainMost    = 8 << 20                // bytes read from a pipe that a process of the tree keeps filling
-	drainTimeout = 2 * time.Second        // how long an exit waits for the last lines on an overloaded machine
+	drainTimeout = 10 * time.Second       // how long an exit waits for the last lines on an overloaded machine, or for a slow disk of logs
 )
 
 // Sink takes what a process prints on one of its streams, from one goroutine.
