@@ -83,7 +83,7 @@ func TestKilledLeader(t *testing.T) { // not parallel: it measures the time of a
 	takeover := time.Duration(back.Load() - killed.Load())
 	t.Logf("takeover within %v", takeover)
 	require.Positive(t, takeover)
-	require.Less(t, takeover, 3*time.Second)
+	require.Less(t, takeover, 10*time.Second, "no wait for the leases of nodes")
 
 	list, err := op.List(t.Context())
 	require.NoError(t, err)

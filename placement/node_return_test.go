@@ -138,6 +138,17 @@ func TestReturningNodeOfAGang(t *testing.T) {
 	require.False(t, alive(pids[0]) || alive(pids[1]))
 }
 
+// This must not happen: a new leader's question to all nodes is one that agents do not understand, so that it knows them late.
+func TestNewLeaderAsksAllNodes(t *testing.T) {
+	s := newTestCluster(t, "sim:1x1")
+	questions := make(chan *bus.Msg, 64)
+	_, err := s.bus().SubscribeChan(bus.NodeAsk(""), questions)
+	require.NoError(t, err)
+	s.service(placement.Config{})
+	m := <-questions
+	require.NoError(t, wire.Unmarshal(m.Data, new(protocol.ReportRequest)))
+}
+
 // A delayed report that was made before a node was lost does not verify that its devices are empty.
 func TestDelayedReportVerifiesNothing(t *testing.T) {
 	s := newTestCluster(t, "sim:1x1")

@@ -184,7 +184,11 @@ func (s *Service) listen(ctx context.Context, t *leaderTerm, nodes *kv.Bucket) (
 		}
 		subs = append(subs, sub)
 	}
-	return stop, s.cfg.Bus.Publish(bus.NodeAsk(""), nil)
+	data, err := wire.Marshal(protocol.ReportRequest{})
+	if err != nil {
+		return stop, err
+	}
+	return stop, s.cfg.Bus.Publish(bus.NodeAsk(""), data)
 }
 
 func (s *Service) receiveLease(q *inputQueue, ev kv.Event) {
