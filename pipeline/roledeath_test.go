@@ -54,11 +54,11 @@ func TestAStageWhoseRoleDiedSaysSo(t *testing.T) {
 		require.NoError(t, p.Join(testContext(t), "work", victim.cluster))
 		if busy {
 			require.NoError(t, p.Put(testContext(t), "in", items(4)...))
-			require.Eventually(t, func() bool { return status(t, p).Stages[0].InFlight == 4 }, 40*time.Second, time.Millisecond)
+			require.Eventually(t, func() bool { return status(t, p).Stages[0].InFlight == 4 }, 2*time.Minute, time.Millisecond)
 		}
 		before := time.Now()
 		victim.kill()
-		require.Eventually(t, func() bool { return status(t, p).Stages[0].Death != nil }, 40*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return status(t, p).Stages[0].Death != nil }, 2*time.Minute, time.Millisecond)
 		stage := status(t, p).Stages[0]
 		require.Zero(t, stage.Workers)
 		require.Equal(t, "victims", stage.Death.Role)
@@ -87,7 +87,7 @@ func TestAStageWhoseRoleDiedSaysSo(t *testing.T) {
 				return nil
 			}))
 			return told > 0
-		}, 40*time.Second, 20*time.Millisecond)
+		}, 2*time.Minute, 20*time.Millisecond)
 
 		tr := newWorkerSet()
 		close(tr.goCh)
@@ -105,7 +105,7 @@ func TestADeadStageWithoutItemsIsDrained(t *testing.T) {
 	c := startRole(t, b, newWorkerSet(), "judges", 1)
 	p := open(t, b, roleStage("score"), with(c))
 	require.NoError(t, c.Destroy(testContext(t)))
-	require.Eventually(t, func() bool { return status(t, p).Stages[0].Death != nil }, 40*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return status(t, p).Stages[0].Death != nil }, 2*time.Minute, time.Millisecond)
 	require.Contains(t, status(t, p).Stages[0].Death.Cause, "destroyed")
 	require.NoError(t, p.Drain(testContext(t)))
 }

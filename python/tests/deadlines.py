@@ -56,6 +56,7 @@ class Node:
 
     def after_the_end(self, other):
         """Makes calls after the caller has given up."""
+        self.entered.append("after_the_end")
         call = troupe.current_call()
         while not call.cancelled:
             time.sleep(0.01)
@@ -83,9 +84,11 @@ class Node:
 
 class AsyncNode:
     def __init__(self):
+        self.entered = []
         self.left = {}
 
     async def back(self, first):
+        self.entered.append("back")
         try:
             return await first.echo.remote("back")
         finally:
@@ -95,4 +98,4 @@ class AsyncNode:
         return value
 
     async def state(self):
-        return [], dict(self.left)
+        return list(self.entered), dict(self.left)

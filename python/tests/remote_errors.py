@@ -1,5 +1,6 @@
 """Workers that raise, for the tests of errors."""
 
+import os
 import sys
 import threading
 
@@ -78,10 +79,12 @@ class Raises(troupe.Worker):
     def pair(self):
         return 1, "two"
 
-    def sleep_on(self, rank, seconds):
+    def wait_on(self, rank, path):
+        """The rank waits until the file exists."""
         import time
 
-        time.sleep(seconds if self.rank == rank else 0)
+        while self.rank == rank and not os.path.exists(path):
+            time.sleep(0.01)
         return self.rank
 
     def configure(self, config):

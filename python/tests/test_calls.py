@@ -1,6 +1,8 @@
 """Ways to call methods: options, names that collide, several results, timeouts, verbs."""
 
 import os
+import re
+import threading
 import time
 
 import pytest
@@ -23,7 +25,7 @@ def raising(session):
 def test_methods_of_a_cluster_have_remote_and_options(workers):
     assert workers.rows.remote([1, 2]).result(90) == [1, 2]
     assert workers.echo.options(ranks=[1]).remote(4).result(90) == [4]
-    assert workers.echo.options(ranks=[1])(4) == [4] and workers.workers[0].echo.options(timeout=5)(6) == 6
+    assert workers.echo.options(ranks=[1])(4) == [4] and workers.workers[0].echo.options(timeout=90)(6) == 6
     with pytest.raises(troupe.InvalidError, match="there is no option 'timeot'; did you mean 'timeout'"):
         workers.echo.options(timeot=3)
 
@@ -61,29 +63,39 @@ def test_num_returns(raising):
         raising.workers[0].pair.options(num_returns=0)
 
 
-def test_a_timeout_names_the_ranks_that_did_not_answer_and_what_they_do(raising):
-    f = raising.sleep_on.remote(1, 1.5)
+def test_a_timeout_names_the_ranks_that_did_not_answer_and_what_they_do(raising, tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    f = raising.wait_on.remote(1, str(first))
     raising.workers[0].pair()
-    with pytest.raises(
-        troupe.TimedOutError,
-        match=r"no result within 0.3 s; .*1 of 2 ranks have not answered: rank 1 runs 'sleep_on' for \d\.\d s",
-    ):
+    until(lambda: raising.info()[1]["calls"])
+    missing = r"1 of 2 ranks have not answered: rank 1 runs 'wait_on'"
+    with pytest.raises(troupe.TimedOutError, match=rf"no result within 0.3 s; .*{missing} for \d+\.\d s"):
         f.result(0.3)
-    with pytest.raises(
-        troupe.TimedOutError, match=r"calls.sleep_on; 1 of 2 ranks have not answered: rank 1 runs 'sleep_on'"
-    ):
+    with pytest.raises(troupe.TimedOutError, match=rf"calls.wait_on; {missing}"):
         troupe.get([f, f], timeout=0.1)
+    first.touch()
     assert f.result(90) == [0, 1]
-    with pytest.raises(
-        troupe.TimedOutError, match=r"1 of 2 ranks have not answered: rank 1 runs 'sleep_on' for \d\.\d s \(cancelled\)"
-    ):
-        raising.sleep_on.options(timeout=0.3)(1, 1.5)
+    for timeout in (0.3, 3, 30):  # on a busy machine rank 0 may not have answered, or rank 1 not begun
+        with pytest.raises(troupe.TimedOutError) as said:
+            raising.wait_on.options(timeout=timeout)(1, str(second))
+        if "have not answered: rank 1 runs" in str(said.value):
+            break
+    second.touch()
+    assert re.search(rf"{missing} for \d+\.\d s \(cancelled\)", str(said.value))
 
 
-def test_progress_names_what_is_missing(raising, capfd, monkeypatch):
+def test_progress_names_what_is_missing(raising, capfd, monkeypatch, tmp_path):
     monkeypatch.setattr(troupe._future, "_PROGRESS_EVERY", 0.2)
-    assert troupe.get(raising.sleep_on.remote(1, 1.0), progress=True) == [0, 1]
-    assert "rank 1 runs 'sleep_on'" in capfd.readouterr().err
+    told, told_all = [], tmp_path / "told"
+
+    def release():
+        until(lambda: told.append(capfd.readouterr().err) or "rank 1 runs 'wait_on'" in "".join(told))
+        told_all.touch()
+
+    thread = threading.Thread(target=release)
+    thread.start()
+    assert troupe.get(raising.wait_on.remote(1, str(told_all)), progress=True) == [0, 1]
+    thread.join()
 
 
 @pytest.mark.parametrize("timeout", ["5", True, [1], -1, float("nan")])

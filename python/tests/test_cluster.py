@@ -300,11 +300,11 @@ def test_timeouts_reach_the_worker(workers):
     with pytest.raises(troupe.TimedOutError):
         workers.sleep(600, timeout=0.2)
     assert time.monotonic() - began < 60
-    assert workers.echo(1, timeout=10) == [1, 1]
+    assert workers.echo(1, timeout=90) == [1, 1]
     with pytest.raises(troupe.InvalidError):
         workers.echo(1, timeout=-1)
-    left, caller, method, cancelled = workers.options(timeout=30, ranks=[0]).deadline()[0]
-    assert 25 < left <= 30 and caller and method == "deadline" and cancelled is False
+    left, caller, method, cancelled = workers.options(timeout=600, ranks=[0]).deadline()[0]
+    assert 500 < left <= 600 and caller and method == "deadline" and cancelled is False
     assert workers.workers[0].deadline()[0] is None
 
 

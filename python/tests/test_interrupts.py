@@ -22,8 +22,8 @@ class NeverCloses(W):
         time.sleep(600)
 def go():
     print("go", flush=True)
-def busy(cls=W, method="deaf"):
-    w = troupe.actor(cls)
+def busy(cls=W, method="deaf", grace=0):
+    w = troupe.Cluster("busy", cls, worker_config=troupe.WorkerConfig(world_size=1, stop_grace=grace)).workers[0]
     future = w[method].remote()
     while not any(rank["calls"] for rank in w.cluster.health()):
         time.sleep(0.01)
@@ -31,9 +31,11 @@ def busy(cls=W, method="deaf"):
 troupe.init()
 """
 
+GRACE = 60  # seconds that running calls have in programs that must not wait for them
+
 # What the program waits for, and the words of the message if that takes long; None: it ends without one.
 WAITS = {
-    "in a call that can be cancelled": ("w, f = busy(W, 'polite'); go(); f.result()", None),
+    "in a call that can be cancelled": (f"w, f = busy(W, 'polite', {GRACE}); go(); f.result()", None),
     "in a call that goes on": ("w, f = busy(); go(); f.result()", "runs deaf for "),
     "in a call of its own thread": (
         "w, f = busy(); t = threading.Thread(target=w.polite); t.start(); go(); t.join()",
@@ -42,8 +44,8 @@ WAITS = {
     "in a creation": ("go(); troupe.actor(Hangs)", None),
     "in shutdown of a role": ("w, f = busy(); go(); w.cluster.shutdown()", "runs deaf for "),
     "while a worker closes": ("w, f = busy(NeverCloses, 'polite'); go(); f.result()", " stops"),
-    "in shutdown": ("w, f = busy(); go(); troupe.shutdown()", None),
-    "at the end of the program": ("w, f = busy(); go()", None),
+    "in shutdown": (f"w, f = busy(grace={GRACE}); go(); troupe.shutdown()", None),
+    "at the end of the program": (f"w, f = busy(grace={GRACE}); go()", None),
 }
 
 
@@ -57,20 +59,20 @@ def test_an_interrupt_ends_the_process_or_says_what_it_waits_for(script, way):
             assert "constructing" in p.stdout.readline()
         p.send_signal(signal.SIGINT)
         began = time.monotonic()
-        _, err = p.communicate(timeout=60)
+        _, err = p.communicate(timeout=3 * GRACE)
         took = time.monotonic() - began
     finally:
         p.kill()
     assert "KeyboardInterrupt" in err or way == "in shutdown", err
     told = [line for line in err.splitlines() if line.startswith("troupe: the session ends, and waits for workers: ")]
     if says is None:
-        assert took < 10, err  # running calls have ten seconds; nothing waited for them
+        assert took < GRACE - 5, err
     else:
         assert told and says in told[0], err
 
 
 def test_a_second_interrupt_kills_what_is_waited_for(script):
-    p = script(START + "w, f = busy(); go(); f.result()\n", wait=False)
+    p = script(START + f"w, f = busy(grace={GRACE}); go(); f.result()\n", wait=False)
     try:
         assert p.stdout.readline() == "go\n"
         p.send_signal(signal.SIGINT)
@@ -78,7 +80,7 @@ def test_a_second_interrupt_kills_what_is_waited_for(script):
             assert p.poll() is None
         began = time.monotonic()
         p.send_signal(signal.SIGINT)
-        p.communicate(timeout=60)
-        assert time.monotonic() - began < 8  # without it, the rest of the ten seconds that running calls have
+        p.communicate(timeout=3 * GRACE)
+        assert time.monotonic() - began < GRACE - 10
     finally:
         p.kill()

@@ -80,15 +80,15 @@ def test_kill_of_a_role_that_restarts(session):
 
 @pytest.mark.parametrize("now", [True, False])
 def test_shutdown_now(script, now):
-    """With a private head, two busy roles and three levels; without now it waits for the calls' grace."""
+    """With a private head, two roles and three levels; with now they are busy, and nothing waits for the calls' grace."""
     done = script(
         f"""
         import nested, time, troupe
         from test_nested import alive
         troupe.init(gpus="sim:1x8")
         top = troupe.actor(nested.Top)
-        pids = [top.pid(), *top.grow(stop_grace=0.5)]
-        busy = troupe.Cluster("busy", nested.Leaf, worker_config=troupe.WorkerConfig(world_size=2, stop_grace=0.5))
+        pids = [top.pid(), *top.grow(stop_grace=60)]
+        busy = troupe.Cluster("busy", nested.Leaf, worker_config=troupe.WorkerConfig(world_size=2, stop_grace=60))
         pids += busy.execute_all_sync("pid")
         if {now}:
             running = busy.execute_all_async("nap", 60)
@@ -100,7 +100,7 @@ def test_shutdown_now(script, now):
         env={"TROUPE_URL": "", "TROUPE_TOKEN_FILE": "", "TROUPE_FINGERPRINT": ""},
     )
     took, left = done.stdout.split()
-    assert float(took) < 5 and left == "0", done.stdout
+    assert float(took) < 50 and left == "0", done.stdout
 
 
 def test_arguments_of_kill_and_shutdown(session, workers):

@@ -12,7 +12,7 @@ import loops
 
 # `make bench-python ROWS=call_1_1_served,call_1_1_control` measures the ratio on a quiet machine, where it is below 1.2
 MOST = 1.6
-ROUNDS = 4  # of which one must do: other processes may take the CPU in any of them
+ROUNDS = 20  # of which one must do: other processes may take the CPU in any of them
 
 
 class Plain:
