@@ -66,7 +66,7 @@ def test_an_interrupt_ends_the_process_or_says_what_it_waits_for(script, way):
     assert "KeyboardInterrupt" in err or way == "in shutdown", err
     told = [line for line in err.splitlines() if line.startswith("troupe: the session ends, and waits for workers: ")]
     if says is None:
-        assert took < GRACE - 5, err
+        assert took < GRACE - 5 or "in go\n" in err, err  # unless the interrupt came before the program got there
     else:
         assert told and says in told[0], err
 
