@@ -294,6 +294,30 @@ func TestSilentNode(t *testing.T) {
 	require.ErrorContains(t, err, "absent")
 }
 
+// This must not happen: a start on a node that was lost a moment ago takes until its deadline.
+func TestStartOnALostNode(t *testing.T) {
+	s := startAgent(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+	defer cancel()
+	l := sh("exit 0")
+	l.Node, l.Workers = "absent", []nodes.Start{{ID: id(0), Name: "w"}}
+	errCh := make(chan error, 2)
+	go func() {
+		_, err := s.client.Launch(ctx, l)
+		errCh <- err
+	}()
+	go func() {
+		_, _, err := s.client.Ports(ctx, "absent", id(0), 1)
+		errCh <- err
+	}()
+	for range 2 {
+		err := <-errCh
+		require.ErrorIs(t, err, bus.ErrWorkerLost)
+		require.ErrorContains(t, err, "the agent of node absent has not answered for")
+	}
+	require.NoError(t, ctx.Err())
+}
+
 // This must not happen: a request or an answer that exceeds the size of a message fails.
 func TestLongRequestsAndAnswers(t *testing.T) {
 	s := startAgent(t)

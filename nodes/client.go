@@ -8,12 +8,15 @@ import (
 	"troupe/bus"
 	"troupe/bus/values"
 	"troupe/bus/wire"
+	"troupe/nodes/evidence"
 )
 
 const (
 	askLimit     = time.Minute                // deadline of a request whose context has none
 	askTry       = answerWithin + time.Second // for one message and its answer; then the request is repeated
 	pendingDelay = 10 * time.Millisecond      // before a request is repeated because its answer is not ready
+
+	startSilence = 2 * evidence.NodeSilence // of an agent that is to start workers, while the client is connected
 )
 
 // Client sends requests to agents. It is safe for concurrent use. A request may reach an agent more
@@ -108,7 +111,8 @@ func (c *Client) Exits(ctx context.Context, role bus.Address, f func(Exit)) (sto
 	return stop, nil
 }
 
-// ask repeats a request until it is answered.
+// ask repeats a request until it is answered. One that belongs to a start ends before its deadline if the agent is silent for
+// startSilence: the node is lost, and its workers may be started elsewhere.
 func (c *Client) ask(ctx context.Context, req request) (reply, error) {
 	if err := bus.CheckName("node", req.Node); err != nil {
 		return reply{}, err
@@ -120,8 +124,12 @@ func (c *Client) ask(ctx context.Context, req request) (reply, error) {
 		return reply{}, bus.Errorf(bus.CodeInvalid, "%s on %s: %w", req.Op, req.Node, err)
 	}
 	var last error
+	heard := time.Now() // the last answer, or when none could arrive
 	for waits := (bus.Backoff{}).Start(); ; {
 		r, err := c.send(ctx, req.Node, data)
+		if err == nil || !c.b.Conn().IsConnected() {
+			heard = time.Now()
+		}
 		pause := pendingDelay
 		switch {
 		case err == nil && r.Err != nil && r.Err.Code == bus.CodeBusy:
@@ -136,6 +144,11 @@ func (c *Client) ask(ctx context.Context, req request) (reply, error) {
 			return reply{}, err
 		default:
 			last, pause = err, waits.Next()
+		}
+		if silent := time.Since(heard); silent > startSilence && (req.Op == opLaunch || req.Op == opPorts) {
+			e := bus.Errorf(bus.CodeWorkerLost, "%s: the agent of node %s has not answered for %s: %v; see troupe status", req.Op, req.Node, silent.Round(time.Second), last)
+			e.Node = req.Node
+			return reply{}, e
 		}
 		if bus.Sleep(ctx, pause) != nil {
 			return reply{}, unanswered(ctx, req, last)

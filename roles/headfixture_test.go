@@ -251,7 +251,7 @@ func (tr *testHead) awaitNodes(t *testing.T) {
 }
 
 func (tr *testHead) startPlacement(t *testing.T) {
-	service, err := placement.NewService(placement.Config{Bus: tr.bus, NodeLease: 2 * time.Second, NodeSilence: time.Second})
+	service, err := placement.NewService(placement.Config{Bus: tr.bus, Lead: 20 * time.Second, NodeLease: 2 * time.Second, NodeSilence: time.Second})
 	require.NoError(t, err)
 	tr.stopPlacement = tr.run(t, service.Run)
 }

@@ -350,8 +350,8 @@ For an absent module (`import ray.data`, `from ray import tune`) that is an `Imp
 so that programs which take a part of Ray to be optional go on without it; `importlib.util.find_spec("ray.tune")` gives None.
 *same*: as in Ray. *different*: the note says how. *import only*: the import succeeds, a use is refused.
 
-Resources of these programs are counted by their own control service: roles of Troupe's own API on the same head do not see them, and the
-other way round. Use a head of its own for each kind, or one of them without devices.
+Devices, CPUs, memory and other resources of these programs are held in the books of the placement service, as those of Troupe's own roles are: on one
+head no device is granted to both, and `troupe gpus`, `reservations` and `explain` show them by their jobs.
 
 Environment variables of Ray that have an effect: RAY_ADDRESS, RAY_TMPDIR, RAY_OVERRIDE_RESOURCES (pretended devices),
 RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES, RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO=1 (processes without GPUs see none; otherwise they see
