@@ -104,7 +104,7 @@ class _Tensors:
                 f"{size} have different numbers of dimensions",
             )
         dtype, item, address, strides, writable = self._memory(name, view)
-        if not writable:
+        if not writable and math.prod(size):
             self.fixed = self.fixed or name
         self.fields.append(
             {
