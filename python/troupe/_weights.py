@@ -9,7 +9,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, overload
 
 from . import _check, _codec, _errors, _session
 from ._future import Asked
@@ -22,6 +22,7 @@ _BUCKET = 256 << 20  # bytes of tensors that an engine gets at once
 _MODES = ("full", "delta", "auto")
 _USES = ("publish", "take")
 
+R = TypeVar("R")
 Load = Callable[[Iterator[tuple[str, Any]]], object]
 
 
@@ -51,6 +52,19 @@ class Box:
 
 def _integers(values: Sequence[int]) -> tuple[int, ...]:
     return tuple(int(n.__index__()) for n in values)
+
+
+class _State(NamedTuple):
+    """What this process knows of a name."""
+
+    version: Version | None
+    available: list[Version]
+    lag: int
+
+    @classmethod
+    def of(cls, answer: dict[str, Any]) -> _State:
+        version = _version(answer["version"])
+        return cls(version if version.epoch else None, [_version(v) for v in answer["available"] or ()], answer["lag"])
 
 
 class _Tensors:
@@ -104,7 +118,7 @@ class _Tensors:
                 f"{size} have different numbers of dimensions",
             )
         dtype, item, address, strides, writable = self._memory(name, view)
-        if not writable and math.prod(size):
+        if not writable and 0 not in size:
             self.fixed = self.fixed or name
         self.fields.append(
             {
@@ -113,24 +127,25 @@ class _Tensors:
             }
         )  # fmt: skip
 
-    def _memory(self, name: str, view: Any) -> tuple[str, int, int, tuple[int, ...], bool]:
+    def _memory(self, name: str, array: object) -> tuple[str, int, int, tuple[int, ...], bool]:
         """Returns dtype, bytes of an element, address, bytes between elements, and whether the memory can be
         written.
         """
-        if type(view) is _codec.Tensor:
-            data = memoryview(view.data)
+        view: Any = array
+        if isinstance(array, _codec.Tensor):
+            data = memoryview(array.data)
             address = _codec.address_of(data) if len(data) else 0
             if len(data) and not address:
                 address = _codec.address_of(data := memoryview(bytearray(data)))
             self.kept.append(data)
-            item = _codec._SIZES[view.dtype]
-            return view.dtype, item, address, _row_major(view.shape, item), not memoryview(view.data).readonly
+            item = _codec._SIZES[array.dtype]
+            return array.dtype, item, address, _row_major(array.shape, item), not memoryview(array.data).readonly
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(view, torch.Tensor):
             dtype = str(view.dtype).removeprefix("torch.")
             view = view.detach()
             if view.device.type != "cpu":
-                view = self._mirror(torch, view)
+                view = self._mirror(view)
             item, strides, address, writable = view.element_size(), view.stride(), view.data_ptr(), True
             strides = tuple(n * item for n in strides)
         else:
@@ -151,10 +166,11 @@ class _Tensors:
             writable and all(n > 0 for n, size in zip(strides, view.shape, strict=True) if size > 1),
         )
 
-    def _mirror(self, torch: Any, view: Any) -> Any:
+    def _mirror(self, view: Any) -> object:
         """Returns memory of the host for a tensor of a device, pinned where that can be done: once, because pinning
         takes longer than the copies.
         """
+        torch = sys.modules["torch"]
         try:
             mirror = torch.empty(view.shape, dtype=view.dtype, pin_memory=view.device.type == "cuda")
         except RuntimeError:
@@ -187,10 +203,11 @@ def _row_major(shape: Sequence[int], item: int) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def _chunks(name: str, value: Any) -> Iterator[Box]:
+def _chunks(name: str, tensor: object) -> Iterator[Box]:
     """Yields the parts of a tensor that implements the protocol of torch.distributed.checkpoint: a DTensor and
     others.
     """
+    value: Any = tensor
     chunks = value.__create_chunk_list__()
     for i, chunk in enumerate(chunks):
         if len(chunks) == 1 and hasattr(value, "to_local"):
@@ -222,9 +239,27 @@ class Weights:
         self._epoch = 0  # and whose they are
         self._staged: Version | None = None
 
-    def _ask(self, op: str, read: Callable[[Any], Any] | None = None, **fields: object) -> Asked[Any]:
+    def _ask(self, op: str, read: Callable[..., R] | None = None, **fields: object) -> Asked[R]:
         return Asked(self._session.core, op, read=read, runtime=self._session.id, weights={"name": self.name, **fields})
 
+    @overload
+    def bind(
+        self,
+        tensors: Mapping[str, object] | None = None,
+        *,
+        load: Load | None = None,
+        use: str | None = None,
+        blocking: Literal[True] = True,
+    ) -> None: ...
+    @overload
+    def bind(
+        self,
+        tensors: Mapping[str, object] | None = None,
+        *,
+        load: Load | None = None,
+        use: str | None = None,
+        blocking: Literal[False],
+    ) -> Asked[None]: ...
     def bind(
         self,
         tensors: Mapping[str, object] | None = None,
@@ -232,7 +267,7 @@ class Weights:
         load: Load | None = None,
         use: str | None = None,
         blocking: bool = True,
-    ) -> Any:
+    ) -> object:
         """Says which tensors this process has. They stay where they are, and are read by publish and written by commit.
         What was bound before is replaced.
 
@@ -250,7 +285,7 @@ class Weights:
             if not callable(load) or use == "publish":
                 raise _errors.InvalidError(f"weights {self.name!r}: load= is a function that takes names and tensors")
             self._load, self._epoch, self._staged = load, 0, None
-            return None
+            return settle(self._ask("weights_state", lambda _: None), blocking)
         if not isinstance(tensors, Mapping):
             raise _errors.InvalidError(
                 f"weights {self.name!r}: bind a dict of tensors by name, not {type(tensors).__name__}"
@@ -271,6 +306,26 @@ class Weights:
     def _tensors(self, use: str) -> _Tensors | None:
         return self._bound.get(use) or self._bound.get("")
 
+    @overload
+    def publish(
+        self,
+        step: int,
+        mode: str = "full",
+        *,
+        ranks: Sequence[int] = (),
+        timeout: float | None = None,
+        blocking: Literal[True] = True,
+    ) -> Version: ...
+    @overload
+    def publish(
+        self,
+        step: int,
+        mode: str = "full",
+        *,
+        ranks: Sequence[int] = (),
+        timeout: float | None = None,
+        blocking: Literal[False],
+    ) -> Asked[Version]: ...
     def publish(
         self,
         step: int,
@@ -279,7 +334,7 @@ class Weights:
         ranks: Sequence[int] = (),
         timeout: float | None = None,
         blocking: bool = True,
-    ) -> Any:
+    ) -> object:
         """Publishes the values that the bound tensors have now as the version of a step, and returns it. The tensors
         may be changed as soon as this returns. A version can be taken when all ranks of the role have published it.
 
@@ -301,7 +356,15 @@ class Weights:
         }
         return settle(self._ask("weights_publish", _version, **fields), blocking)
 
-    def stage(self, version: Version | None = None, *, timeout: float | None = None, blocking: bool = True) -> Any:
+    @overload
+    def stage(
+        self, version: Version | None = None, *, timeout: float | None = None, blocking: Literal[True] = True
+    ) -> Version: ...
+    @overload
+    def stage(
+        self, version: Version | None = None, *, timeout: float | None = None, blocking: Literal[False]
+    ) -> Asked[Version]: ...
+    def stage(self, version: Version | None = None, *, timeout: float | None = None, blocking: bool = True) -> object:
         """Takes the bytes of a version to this process, beside whatever the bound tensors are used for, checks their
         digests, and returns the version. Waits until the version is complete.
 
@@ -328,7 +391,11 @@ class Weights:
         }
         return settle(self._ask("weights_stage", staged, **fields), blocking)
 
-    def commit(self, version: Version | None = None, *, blocking: bool = True) -> Any:
+    @overload
+    def commit(self, version: Version | None = None, *, blocking: Literal[True] = True) -> Version: ...
+    @overload
+    def commit(self, version: Version | None = None, *, blocking: Literal[False]) -> Asked[Version]: ...
+    def commit(self, version: Version | None = None, *, blocking: bool = True) -> object:
         """Gives the bound tensors the values of the version that was staged: all of them, or none. Returns the
         version. Nothing else may use the tensors meanwhile: this is the pause.
         """
@@ -364,11 +431,11 @@ class Weights:
         self._ask("weights_loaded", version=version._asdict(), took=time.monotonic() - began).now()
         return version
 
-    def _pairs(self, version: Version) -> Iterator[tuple[str, Any]]:
+    def _pairs(self, version: Version) -> Iterator[tuple[str, object]]:
         """Yields the tensors that were staged, each as a whole, in memory that the engine may keep."""
         first = 0
         while first < len(self._whole):
-            made: list[tuple[str, Any]] = []
+            made: list[tuple[str, object]] = []
             addresses, nbytes = [], 0
             while first + len(made) < len(self._whole) and nbytes < _BUCKET:
                 field = self._whole[first + len(made)]
@@ -388,20 +455,19 @@ class Weights:
     @property
     def version(self) -> Version | None:
         """The version that this process has committed last."""
-        return _version_or_none(self._state()["version"])
+        return self._state().version
 
     @property
     def lag(self) -> int:
         """The number of complete versions that are newer than what this process has committed."""
-        return int(self._state()["lag"])
+        return self._state().lag
 
     def available(self) -> list[Version]:
         """Returns the versions that can be taken, the newest last."""
-        return [Version(**v) for v in self._state()["available"] or ()]
+        return self._state().available
 
-    def _state(self) -> dict[str, Any]:
-        state: dict[str, Any] = self._ask("weights_state").now()
-        return state
+    def _state(self) -> _State:
+        return self._ask("weights_state", _State.of).now()
 
     def next(self, after: Version | None = None, *, timeout: float | None = None) -> Asked[Version]:
         """Waits for a version that can be taken and is newer than `after`: `await w.next(after=v)`, or
@@ -409,7 +475,11 @@ class Weights:
         """
         return self._ask("weights_next", _version, version=_fields(after), timeout=_timeout(timeout))
 
-    def status(self, *, blocking: bool = True) -> Any:
+    @overload
+    def status(self, *, blocking: Literal[True] = True) -> dict[str, object]: ...
+    @overload
+    def status(self, *, blocking: Literal[False]) -> Asked[dict[str, object]]: ...
+    def status(self, *, blocking: bool = True) -> object:
         """Returns what there is of the name: versions, members and what each has committed, times and bytes; see
         docs/weights.md.
         """
@@ -428,10 +498,6 @@ def _version(answer: dict[str, int]) -> Version:
     return Version(**answer)
 
 
-def _version_or_none(answer: dict[str, int]) -> Version | None:
-    return Version(**answer) if answer["epoch"] else None
-
-
 def _fields(version: Version | None) -> dict[str, int]:
     """Returns a version as the core has it; None is the newest one."""
     if version is None:
@@ -445,7 +511,7 @@ def _fields(version: Version | None) -> dict[str, int]:
         ) from None
 
 
-def _empty(dtype: str, shape: tuple[int, ...], item: int) -> tuple[Any, int, int]:
+def _empty(dtype: str, shape: tuple[int, ...], item: int) -> tuple[object, int, int]:
     """Returns an array with any content, its address and its bytes: of torch if the program uses it, else of numpy."""
     torch, nbytes = sys.modules.get("torch"), item * math.prod(shape)
     if torch is not None and hasattr(torch, dtype):
