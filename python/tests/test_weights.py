@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 import types
 import uuid
@@ -87,6 +88,19 @@ def test_rows_become_columns_version_by_version(start, name):
     status = troupe.weights(name).status()
     assert status["publisher"] == train.name and status["tensors"] == 2 and status["current"] == 8
     assert status["versions"][-1]["state"] == "complete" and status["bytes"]["host"] > 0
+
+
+def test_a_rank_that_is_restarted_begins_with_the_newest_version(start, session, name):
+    train = start(weights_workers.Train)
+    publish(train, 1)
+    config = troupe.WorkerConfig(world_size=1, policy="restart_rank", restarts=1)
+    with troupe.Cluster("ready", weights_workers.Ready, worker_config=config, worker_kwargs={"name": name}) as ready:
+        assert seen(ready) == (1, (1, 1))
+        version = publish(train, 2)
+        os.kill(pid := ready.workers[0].pid(), signal.SIGKILL)
+        until(lambda: (ready.info()[0]["state"], ready.info()[0]["pid"]) != ("ready", pid))
+        ready.wait_ready(120)
+        assert seen(ready) == (2, version)
 
 
 def test_an_engine_loads_by_name(start, name):
@@ -309,3 +323,57 @@ def test_mistakes(session, name):
     w.bind({"x": np.zeros(3)})
     with pytest.raises(troupe.TimedOutError, match="no version was published yet"):
         w.stage(timeout=0.5)
+
+
+class DeviceTensor:
+    """As much of torch.Tensor as weights need, on numpy: a tensor of a device says so, and has no address."""
+
+    layout, is_meta, is_nested = "strided", False, False
+
+    def __init__(self, array, device="cpu"):
+        self.array, self.device = array, types.SimpleNamespace(type=device)
+        self.shape, self.dtype = array.shape, f"torch.{array.dtype.name}"
+
+    def detach(self):
+        return self
+
+    def element_size(self):
+        return self.array.itemsize
+
+    def stride(self):
+        return tuple(n // self.array.itemsize for n in self.array.strides)
+
+    def data_ptr(self):
+        assert self.device.type == "cpu", "memory of a device was used as memory of the host"
+        return self.array.ctypes.data
+
+    def copy_(self, other, non_blocking=False):
+        self.array[...] = other.array
+
+
+def empty(shape, dtype, pin_memory=False):
+    return DeviceTensor(np.empty(shape, str(dtype).removeprefix("torch.")))
+
+
+def test_tensors_of_torch_and_of_a_device(both, monkeypatch):
+    """With a stand-in, because torch may not be installed: strides are elements, and a device is reached by copies."""
+    monkeypatch.setitem(
+        sys.modules,
+        "torch",
+        types.SimpleNamespace(Tensor=DeviceTensor, strided="strided", empty=empty, float32="torch.float32"),
+    )
+    source = DeviceTensor(np.arange(60_000, dtype="f4").reshape(200, 300).T, "xpu")
+    near, far = DeviceTensor(np.zeros((300, 100), "f4")), DeviceTensor(np.zeros((300, 100), "f4"), "xpu")
+    w = both({"x": source}, {"x": [Box((300, 200), (0, 0), near), Box((300, 200), (0, 100), far)]})
+    for step in (1, 2):
+        source.array += 1
+        version = w.publish(step)
+        w.stage(version)
+        before = far.array.copy()
+        assert not np.array_equal(before, source.array[:, 100:])
+        w.commit(version)
+        assert np.array_equal(np.hstack([near.array, far.array]), source.array)
+    got = {}
+    w.bind(load=lambda pairs: got.update(pairs))
+    w.commit(w.stage(version))
+    assert isinstance(got["x"], DeviceTensor) and np.array_equal(got["x"].array, source.array)

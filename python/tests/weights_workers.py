@@ -64,6 +64,14 @@ class Infer(troupe.Worker):
         return os.getpid()
 
 
+class Ready(Infer):
+    """Has the newest version when its constructor returns, as a rank that is restarted should."""
+
+    def __init__(self, name):
+        self.open(name)
+        self.take()
+
+
 class AsyncInfer(Infer):
     async def follow(self, steps):
         """Takes each version as it comes."""
