@@ -14,11 +14,11 @@ import (
 	"troupe/weights/versions"
 )
 
-// TestWeightsStatus: all names, one name in another namespace, and one that nobody has bound.
+// TestWeightsStatus: all names, one name in another namespace, and one that nobody has bound; and the metrics.
 func TestWeightsStatus(t *testing.T) {
 	t.Parallel()
 	u := newShell(t)
-	head, _ := u.up("--listen", "127.0.0.1:0", "--gpus", "none")
+	head, _ := u.up("--listen", "127.0.0.1:0", "--gpus", "none", "--metrics", "127.0.0.1:0")
 	b, err := bus.Open(t.Context(), head.access())
 	require.NoError(t, err)
 	defer func() { require.NoError(t, b.Close()) }()
@@ -55,6 +55,13 @@ func TestWeightsStatus(t *testing.T) {
 	require.Regexp(t, `1\.7 +complete .* 4 MiB`, text)
 	require.Regexp(t, `train\[0\] +takes +1\.7 .*process 4 MiB`, text)
 	require.Regexp(t, `run +policy +train +1\.7 +1 of 1`, u.output("weights", "status"))
+	metrics := scrape(t, head.Metrics)
+	for _, line := range []string{
+		`troupe_weights_step{namespace="run",weights="policy"} 7`, `troupe_weights_receivers{kind="current",namespace="run",weights="policy"} 1`,
+		`troupe_weights_taken_bytes{namespace="run",way="process",weights="policy"} 4.194304e+06`, `troupe_weights_lag_versions{namespace="run",weights="policy"} 0`,
+	} {
+		require.Contains(t, metrics, line)
+	}
 	var all []weights.Overview
 	require.NoError(t, json.Unmarshal([]byte(u.output("weights", "status", "--namespace", "other", "--json")), &all))
 	require.Empty(t, all)
