@@ -234,6 +234,7 @@ class Weights:
     def __init__(self, session: Session, name: str) -> None:
         self._session, self.name = session, name
         self._bound: dict[str, _Tensors] = {}  # by use
+        self._binding: list[_Tensors] = []  # that the core may use already: their binding has not been answered yet
         self._load: Load | None = None
         self._whole: list[dict[str, Any]] = []  # the tensors that an engine loads by name,
         self._epoch = 0  # and whose they are
@@ -295,8 +296,11 @@ class Weights:
         for name, value in tensors.items():
             made.add(name, value)
 
+        self._binding.append(made)
+
         def bound(_: object) -> None:
             self._bound[use or ""] = made
+            self._binding = [other for other in self._binding if other is not made]
             if use != "publish":
                 self._load = None if use == "take" else self._load
                 self._staged = None
@@ -407,13 +411,20 @@ class Weights:
             return self._commit_load(self._load, version)
         warn_if_blocking("weights.commit", blocking)
 
-        def committed(answer: dict[str, Any]) -> Version:
-            tensors = self._tensors("take")
+        tensors = self._tensors("take")
+
+        def committed(answer: dict[str, int]) -> Version:
             if tensors is not None:
                 tensors.to_device()
             return _version(answer)
 
-        return settle(self._ask("weights_commit", committed, version=_fields(version)), blocking)
+        asked = self._ask("weights_commit", committed, version=_fields(version))
+        try:
+            return settle(asked, blocking)
+        except KeyboardInterrupt:  # the core commits all the same; so does the device
+            self._session.core.wait(asked, None)
+            asked.exception(0)
+            raise
 
     def _commit_load(self, load: Load, version: Version | None) -> Version:
         """Has an engine load what was staged."""
@@ -443,14 +454,16 @@ class Weights:
                 made.append((field["name"], value))
                 addresses.append(address)
                 nbytes += size
-            self._fill(version, first, addresses)
+            self._fill(version, first, addresses, list(made))
             first += len(made)
             made.reverse()
             while made:
                 yield made.pop()
 
-    def _fill(self, version: Version, first: int, addresses: Iterable[int]) -> None:
-        self._ask("weights_fill", version=version._asdict(), first=first, addresses=list(addresses)).now()
+    def _fill(self, version: Version, first: int, addresses: Iterable[int], memory: object = None) -> None:
+        fields = {"version": version._asdict(), "first": first, "addresses": list(addresses)}
+        filling = self._ask("weights_fill", lambda _: memory, **fields)  # an interrupt does not end it, nor the memory
+        filling.now()
 
     @property
     def version(self) -> Version | None:
