@@ -177,7 +177,6 @@ func init() {
 		"weights_fill":    (*core).weightsFill,    // version, first, addresses → nil: copies whole tensors of what was staged
 		"weights_loaded":  (*core).weightsLoaded,  // version, took, failure → nil: the engine has what was filled, or has failed
 		"weights_next":    (*core).weightsNext,    // version, timeout → version: one that is newer
-		"weights_state":   (*core).weightsState,   // → version, available, lag
 		"weights_status":  (*core).weightsStatus,  // → JSON
 	}
 }

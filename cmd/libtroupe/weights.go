@@ -1,5 +1,10 @@
 package main
 
+/*
+#include <stdint.h>
+*/
+import "C"
+
 import (
 	"context"
 	"encoding/json"
@@ -11,6 +16,7 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/values"
+	"troupe/bus/wire"
 	"troupe/roles"
 	"troupe/weights"
 	"troupe/weights/plan"
@@ -264,12 +270,35 @@ func (c *core) weightsNext(ctx context.Context, r *request) (any, error) {
 	return w.Next(ctx, r.Weights.Version)
 }
 
-func (c *core) weightsState(_ context.Context, r *request) (any, error) {
+// troupe_weights writes what this process knows of weights to out, if that has room: as msgpack the version that it has committed, those
+// that are available, and its lag. The return value is the length, or an error. It does not block.
+//
+//export troupe_weights
+func troupe_weights(runtime C.uint64_t, name *C.char, n C.uint64_t, out *C.char, room C.uint64_t) (length C.int64_t) {
+	defer guard64(&length)
+	c, err := getCore()
+	if err != nil {
+		return C.int64_t(setError(statusInvalid, err))
+	}
+	if err := c.checkUsable(); err != nil {
+		return C.int64_t(setError(statusPanic, err))
+	}
+	data, err := c.weightsNow(&request{Runtime: uint64(runtime), Weights: weightsRequest{Name: C.GoStringN(name, C.int(n))}})
+	if err != nil {
+		return C.int64_t(setError(statusInvalid, err))
+	}
+	if len(data) <= int(room) {
+		copy(unsafe.Slice((*byte)(unsafe.Pointer(out)), int(room)), data)
+	}
+	return C.int64_t(len(data))
+}
+
+func (c *core) weightsNow(r *request) ([]byte, error) {
 	w, err := c.weightsFor(r)
 	if err != nil {
 		return nil, err
 	}
-	return weightsState{w.Version(), w.Available(), w.Lag()}, nil
+	return wire.Marshal(weightsState{w.Version(), w.Available(), w.Lag()})
 }
 
 func (c *core) weightsStatus(ctx context.Context, r *request) (any, error) {

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import warnings
 
 import numpy as np
 
@@ -74,7 +75,8 @@ class Ready(Infer):
 
 class AsyncInfer(Infer):
     async def follow(self, steps):
-        """Takes each version as it comes."""
+        """Takes each version as it comes, without a call that blocks the loop."""
+        warnings.simplefilter("error")
         version, taken = None, []
         while not taken or taken[-1] < steps:
             version = await self.w.next(after=version)

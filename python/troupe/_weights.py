@@ -8,8 +8,10 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, overload
+
+import msgpack
 
 from . import _check, _codec, _errors, _session
 from ._future import Asked
@@ -260,7 +262,7 @@ class Weights:
         load: Load | None = None,
         use: str | None = None,
         blocking: Literal[False],
-    ) -> Asked[None]: ...
+    ) -> Awaitable[None]: ...
     def bind(
         self,
         tensors: Mapping[str, object] | None = None,
@@ -286,7 +288,7 @@ class Weights:
             if not callable(load) or use == "publish":
                 raise _errors.InvalidError(f"weights {self.name!r}: load= is a function that takes names and tensors")
             self._load, self._epoch, self._staged = load, 0, None
-            return settle(self._ask("weights_state", lambda _: None), blocking)
+            return None if blocking else _nothing()
         if not isinstance(tensors, Mapping):
             raise _errors.InvalidError(
                 f"weights {self.name!r}: bind a dict of tensors by name, not {type(tensors).__name__}"
@@ -480,7 +482,7 @@ class Weights:
         return self._state().available
 
     def _state(self) -> _State:
-        return self._ask("weights_state", _State.of).now()
+        return _State.of(msgpack.unpackb(self._session.core.weights(self._session.id, self.name)))
 
     def next(self, after: Version | None = None, *, timeout: float | None = None) -> Asked[Version]:
         """Waits for a version that can be taken and is newer than `after`: `await w.next(after=v)`, or
@@ -501,6 +503,10 @@ class Weights:
 
     def __repr__(self) -> str:
         return f"<troupe.Weights {self.name}>"
+
+
+async def _nothing() -> None:
+    """The binding of a function that loads: nothing is to be waited for."""
 
 
 def _timeout(value: float | None) -> float | None:
