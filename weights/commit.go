@@ -6,6 +6,8 @@ import (
 	"unsafe"
 
 	"troupe/bus"
+	"troupe/weights/pack"
+	"troupe/weights/plan"
 	"troupe/weights/versions"
 )
 
@@ -53,35 +55,47 @@ func (b *Binding) committed(r versions.Report) {
 	b.report(r)
 }
 
-// View is a piece of what was staged, in memory of the host.
-type View struct {
-	Tensor // Box says which part of the tensor it is
-	Body   []byte
-}
-
-// Staged returns what was staged, piece by piece, for tensors that an engine loads by name. Its memory is valid until Loaded.
-func (w *Weights) Staged(v versions.Version) (out []View, err error) {
+// Fill copies tensors of what was staged to memory of the host, each as a whole and contiguous, for an engine that loads by name: those
+// that were bound as number first and after. Loaded follows the last.
+func (w *Weights) Fill(v versions.Version, first int, into []unsafe.Pointer) error {
 	b, err := w.binding(versions.Take)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	b.work.Lock()
 	defer b.work.Unlock()
 	if err := b.checkStaged(v); err != nil {
-		return nil, err
+		return err
 	}
+	last := first + len(into)
+	if first < 0 || last > b.layout.Len() {
+		return bus.Errorf(bus.CodeInvalid, "weights %q: tensors %d to %d of %d", b.w.name, first, last, b.layout.Len())
+	}
+	memory, tensors := make([]plan.Memory, b.layout.Len()), make([]unsafe.Pointer, b.layout.Len())
+	copy(tensors[first:], into)
+	some := plan.Part{Buckets: b.taking.part.Buckets}
 	for _, q := range b.taking.part.Pieces {
-		t := b.catalog.Tensors[b.layout.Tensor(int(q.Shard))]
-		n := q.Box.Elements() * int64(t.ItemSize)
-		out = append(out, View{
-			Tensor: Tensor{Name: t.Name, DType: t.DType, ItemSize: t.ItemSize, Shape: t.Shape, Box: q.Box},
-			Body:   b.staged.bodies[q.Bucket][q.Offset : q.Offset+n],
-		})
+		if i := int(q.Shard); i >= first && i < last {
+			memory[i] = b.contiguous(i)
+			some.Pieces = append(some.Pieces, q)
+		}
 	}
-	return out, nil
+	pack.NewProgram(some.Buckets, some.Copies(b.catalog, b.layout, memory)).Unpack(tensors, b.staged.bodies)
+	return nil
 }
 
-// Loaded ends what Staged began: the engine has the values, or has failed.
+// contiguous is the memory of a shard whose elements follow each other.
+func (b *Binding) contiguous(shard int) plan.Memory {
+	sizes := b.layout.Box(shard).Sizes()
+	strides, n := make([]int64, len(sizes)), int64(b.catalog.Tensors[b.layout.Tensor(shard)].ItemSize)
+	for i := len(sizes) - 1; i >= 0; i-- {
+		strides[i] = n
+		n *= sizes[i]
+	}
+	return plan.Memory{Strides: strides}
+}
+
+// Loaded ends what Fill began: the engine has the values, or has failed.
 func (w *Weights) Loaded(v versions.Version, took time.Duration, failure error) error {
 	b, err := w.binding(versions.Take)
 	if err != nil {

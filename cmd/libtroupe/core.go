@@ -18,6 +18,7 @@ import (
 	"troupe/bus/wire"
 	"troupe/dispatch"
 	"troupe/roles"
+	"troupe/weights"
 )
 
 // version is set when the library is built.
@@ -51,7 +52,8 @@ type core struct {
 	reservations map[string]*roles.Reservation
 	pipelines    map[uint64]*pipe
 	routers      map[uint64]*openRouter
-	served       map[string]*servedObject // objects that drivers serve, by class name
+	weights      map[uint64]*weights.Client // by runtime
+	served       map[string]*servedObject   // objects that drivers serve, by class name
 }
 
 // cluster is a cluster with the plans that Python has asked for.
@@ -91,7 +93,7 @@ func newCore() (*core, error) {
 		runtimes: map[uint64]*roles.Runtime{}, closing: map[uint64]*roles.Runtime{},
 		clusters: map[uint64]*cluster{}, calls: map[uint64]func(){}, reports: map[uint64]*callReport{},
 		reservations: map[string]*roles.Reservation{}, pipelines: map[uint64]*pipe{},
-		routers: map[uint64]*openRouter{}, served: map[string]*servedObject{},
+		routers: map[uint64]*openRouter{}, weights: map[uint64]*weights.Client{}, served: map[string]*servedObject{},
 	}
 	bus.OnPanic(c.corePanicked)
 	return c, nil

@@ -40,6 +40,7 @@ type request struct {
 	Pipeline   pipeRequest    `msgpack:"pipeline"`
 	Serve      serveRequest   `msgpack:"serve"`
 	Router     routerRequest  `msgpack:"router"`
+	Weights    weightsRequest `msgpack:"weights"`
 	Output     outputRequest  `msgpack:"output"`
 
 	Ranks   []int   `msgpack:"ranks"`
@@ -167,6 +168,16 @@ func init() {
 		"router_call":  (*core).routerCall,  // router (id, request, key, body, again, timeout) → body of the answer
 		"router_verb":  (*core).routerVerb,  // router (id, verb and what it needs) → JSON, or nil
 		"router_close": (*core).routerClose, // router (id) → nil: cancels its requests
+
+		// All of them: runtime, weights (name and the fields below).
+		"weights_bind":    (*core).weightsBind,    // use, tensors → nil: the memory of the tensors stays in place until another bind or the end of the runtime
+		"weights_publish": (*core).weightsPublish, // step, mode, ranks, timeout → version
+		"weights_stage":   (*core).weightsStage,   // version, whole, epoch, timeout → version, tensors
+		"weights_commit":  (*core).weightsCommit,  // version → version
+		"weights_fill":    (*core).weightsFill,    // version, first, addresses → nil: copies whole tensors of what was staged
+		"weights_loaded":  (*core).weightsLoaded,  // version, took, failure → nil: the engine has what was filled, or has failed
+		"weights_next":    (*core).weightsNext,    // version, timeout → version: one that is newer
+		"weights_status":  (*core).weightsStatus,  // → JSON
 	}
 }
 
@@ -223,6 +234,7 @@ func (c *core) close(ctx context.Context, r *request) (any, error) {
 		return nil, nil // closing twice is not an error
 	}
 	c.closePipelines(ctx, r.Runtime) // stages use the roles
+	c.closeWeights(r.Runtime)
 	c.mu.Lock()
 	delete(c.runtimes, r.Runtime)
 	c.closing[r.Runtime] = rt
@@ -635,6 +647,7 @@ func (c *core) workerClose(ctx context.Context, _ *request) (any, error) {
 	if err != nil {
 		return nil, nil
 	}
+	c.closeAllWeights()
 	return nil, w.process.Close(ctx)
 }
 

@@ -24,14 +24,17 @@ def softmax(logits):
 
 
 class Rollout(Worker):
-    """Answers prompts with the weights it was last given."""
+    """Answers prompts with the version of the weights that it has committed last."""
 
     def initialize(self, weights):
         self.rng = np.random.default_rng(self.rank)
-        self.weights = weights
+        self.weights = weights.copy()
+        self.policy = troupe.weights("policy")
+        self.policy.bind({"logits": self.weights})
 
-    def load(self, weights):
-        self.weights = weights
+    def load(self, version):
+        self.policy.stage(version)
+        self.policy.commit(version)
 
     @register(dispatch_mode=Dispatch.DP_MP_COMPUTE)
     def generate(self, batch):
@@ -54,7 +57,8 @@ class Train(Worker):
     """Holds the policy. Each replica makes the gradient of its rows; all apply the mean of them."""
 
     def initialize(self, weights, lr):
-        self.weights, self.lr = weights, lr
+        self.weights, self.lr, self.step = weights.copy(), lr, 0
+        troupe.weights("policy").bind({"logits": self.weights})
 
     @register(dispatch_mode=Dispatch.DP_MP_COMPUTE)
     def gradient(self, batch):
@@ -66,18 +70,24 @@ class Train(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL_ONE)
     def apply(self, grad):
-        self.weights = self.weights + self.lr * grad
-        return self.weights
+        self.weights += self.lr * grad
+        return self.publish()
+
+    def publish(self):
+        """Returns the new version. The ranks have the same weights: one of them publishes."""
+        self.step += 1
+        return troupe.weights("policy").publish(self.step, ranks=[0]) if self.rank == 0 else None
 
 
-class TorchTrain(Worker):
+class TorchTrain(Train):
     """The same with torch: the loss says it all, autograd and Adam do the rest."""
 
     def initialize(self, weights, lr):
         import torch
 
         self.torch = torch
-        self.policy = torch.nn.Parameter(torch.tensor(weights, dtype=torch.float32))
+        self.policy, self.step = torch.nn.Parameter(torch.tensor(weights)), 0
+        troupe.weights("policy").bind({"logits": self.policy})
         self.optimizer = torch.optim.Adam([self.policy], lr=lr / 20)
 
     @register(dispatch_mode=Dispatch.DP_MP_COMPUTE)
@@ -94,7 +104,7 @@ class TorchTrain(Worker):
     def apply(self, grad):
         self.policy.grad = grad
         self.optimizer.step()
-        return self.policy.detach().numpy().astype(np.float64)
+        return self.publish()
 
 
 def advantages(reward, group):
@@ -142,7 +152,7 @@ def main():
     began = time.monotonic()
     rewards = []
     with troupe.init(gpus="none"):
-        weights = np.zeros((DIGITS, LENGTH, DIGITS))
+        weights = np.zeros((DIGITS, LENGTH, DIGITS), "f4")
         roles = {}
         for name, cls in (
             ("actor_infer", Rollout),
@@ -160,8 +170,7 @@ def main():
             score = reward.score(answers)
             answers["advantage"] = advantages(score, answers["group"])
             gradients = train.gradient(answers)
-            weights = train.apply(sum(gradients) / len(gradients))
-            infer.load(weights)
+            infer.load(train.apply(sum(gradients) / len(gradients)))
             rewards.append(float(score.mean()))
             if step % 10 == 0 or step == args.steps - 1:
                 print(f"step {step + 1:3d}  mean reward {rewards[-1]:.3f}  {'█' * int(40 * rewards[-1])}")

@@ -8,6 +8,7 @@ import troupe
 PUBLIC = {
     "ApplicationError",
     "Batch",
+    "Box",
     "Broadcast",
     "BusyError",
     "Call",
@@ -49,7 +50,9 @@ PUBLIC = {
     "Tensor",
     "TimedOutError",
     "UnavailableError",
+    "Version",
     "VersionError",
+    "Weights",
     "Worker",
     "WorkerConfig",
     "WorkerHandle",
@@ -74,6 +77,7 @@ PUBLIC = {
     "shutdown",
     "span",
     "wait",
+    "weights",
 }
 
 

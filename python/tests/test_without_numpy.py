@@ -38,6 +38,15 @@ def test_without_numpy_and_torch(script, tmp_path):
                 troupe.Batch({"x": [1, 2]})
             except troupe.InvalidError as err:
                 print("numpy" in str(err))
+            w, room = troupe.weights("bare"), bytearray(16)
+            w.bind({"x": tensor}, use="publish")
+            w.bind({"x": troupe.Tensor("float32", (4,), room)}, use="take")
+            w.commit(w.stage(w.publish(1)))
+            assert room == tensor.data
+            got = {}
+            w.bind(load=lambda pairs: got.update(pairs))
+            w.commit(w.stage())
+            assert got["x"] == tensor, got
             q = troupe.Queue(2)
             q.put((1, 2))
             print(q.get())

@@ -55,6 +55,7 @@ from ._session import Session, init, is_initialized, shutdown
 from ._span import span
 from ._stage import Stage, Stream
 from ._tasks import available_resources, cluster_resources, get_actor, kill, nodes, remote
+from ._weights import Box, Version, Weights, weights
 from ._worker import Call, Worker, current_call
 
 __version__ = "0.1.0"
@@ -62,6 +63,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ApplicationError",
     "Batch",
+    "Box",
     "Broadcast",
     "BusyError",
     "Call",
@@ -103,7 +105,9 @@ __all__ = [
     "Tensor",
     "TimedOutError",
     "UnavailableError",
+    "Version",
     "VersionError",
+    "Weights",
     "Worker",
     "WorkerConfig",
     "WorkerHandle",
@@ -128,4 +132,5 @@ __all__ = [
     "shutdown",
     "span",
     "wait",
+    "weights",
 ]

@@ -174,6 +174,7 @@ def _load() -> ctypes.PyDLL:
         ("troupe_place", i64, (u64, u64, ptr, u64)),
         ("troupe_get", i32, (u64, u64, ctypes.c_char_p, u64, i32, ctypes.c_char_p, u64)),
         ("troupe_inside", i32, (u64, u64, ctypes.c_char_p, u64)),
+        ("troupe_weights", i64, (u64, ctypes.c_char_p, u64, ptr, u64)),
         ("troupe_lent", i32, ()),
         ("troupe_take_lent", i64, (ptr, u64)),
         ("troupe_lend", i64, (u64,)),
@@ -369,10 +370,20 @@ class Core:
 
     def plan(self, cluster: int, request: bytes) -> bytes:
         self.check()
+        return self._read_text(lambda out, room: int(self.lib.troupe_plan(cluster, request, len(request), out, room)))
+
+    def weights(self, runtime: int, name: str) -> bytes:
+        """Returns what this process knows of weights, encoded."""
+        self.check()
+        text = name.encode()
+        return self._read_text(lambda out, room: int(self.lib.troupe_weights(runtime, text, len(text), out, room)))
+
+    def _read_text(self, call: Callable[[object, int], int]) -> bytes:
+        """Returns what a function of the core writes to a buffer, in which it may not have room at first."""
         room = 4096
         while True:
             out = ctypes.create_string_buffer(room)
-            n = self.lib.troupe_plan(cluster, request, len(request), out, room)
+            n = call(out, room)
             if n < 0:
                 raise self.fail(n)
             if n <= room:

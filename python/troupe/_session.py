@@ -168,6 +168,7 @@ class Session:
         self.host: Any = None  # in a worker: the Host that runs its methods
         self.server: Any = None  # serves the objects of this process
         self.pool: Any = None  # the workers of remote functions
+        self.weights: dict[str, object] = {}  # by name
         self.output: _output.Reader | None = None
         self.closed = False
         self.clusters: dict[tuple[str, str], Any] = {}  # clusters opened from handles, by role and incarnation

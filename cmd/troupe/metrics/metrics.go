@@ -99,7 +99,7 @@ func Serve(at, token string, b *bus.Bus, log *slog.Logger) (where string, stop f
 	}
 	meter := &deviceMeter{owners: map[deviceOwner]*deviceUse{}}
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(&headMetrics{b: b, client: client, events: events, meter: meter, log: log}, &roleMetrics{b: b, workers: observer.Workers, traffic: observer.Traffic, log: log}, &pipelineMetrics{b: b, log: log}, measured, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry.MustRegister(&headMetrics{b: b, client: client, events: events, meter: meter, log: log}, &roleMetrics{b: b, workers: observer.Workers, traffic: observer.Traffic, log: log}, &pipelineMetrics{b: b, log: log}, &weightsMetrics{b: b, log: log}, measured, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	handler := dashboard.Handler(dashboard.Config{
 		Bus: b, Observer: observer, Token: token,
 		Metrics: promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4, Timeout: 2 * scrapeWait}),
