@@ -18,7 +18,8 @@ import (
 var allowed = map[string][]string{
 	"internal/terminal":       nil,
 	"bus":                     {"bus/wire"},
-	"bus/values":              {"bus", "bus/wire", "bus/recorder", "bus/memlimit"},
+	"bus/direct":              {"bus", "bus/wire"},
+	"bus/values":              {"bus", "bus/direct", "bus/wire", "bus/recorder", "bus/memlimit"},
 	"bus/calls":               {"bus", "bus/wire", "bus/recorder", "bus/values"},
 	"bus/memlimit":            nil,
 	"bus/recorder":            nil,
