@@ -42,13 +42,3 @@ func announced(given []string, listener *net.TCPAddr) ([]string, error) {
 	}
 	return out, nil
 }
-
-// LocalHost is the address of this machine that reaches another one, of which host and port are given. No packet is sent.
-func LocalHost(remote string) string {
-	conn, err := net.Dial("udp", remote)
-	if err != nil {
-		return "127.0.0.1"
-	}
-	defer dropped(conn)
-	return conn.LocalAddr().(*net.UDPAddr).IP.String()
-}

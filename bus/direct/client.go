@@ -156,7 +156,7 @@ type stream struct {
 	progress *progressConn
 	conn     net.Conn
 	nonce    [nonceSize]byte
-	number   uint64 // of the next request
+	number   uint64    // of the next request
 	since    time.Time // when it began to wait
 }
 

@@ -83,7 +83,7 @@ func valuesConfig(getenv func(string) string) (bus.ValuesConfig, error) {
 	if spill != "" && spill != bus.NoSpill && !filepath.IsAbs(spill) {
 		return bus.ValuesConfig{}, bus.Errorf(bus.CodeInvalid, "%s is %q; give the absolute path of a folder, or 0 to refuse values past the bound", valuesSpillVariable, spill)
 	}
-	return bus.ValuesConfig{Limit: limit, SpillDir: spill}, nil
+	return bus.ValuesConfig{Limit: limit, SpillDir: spill, Direct: bus.DirectConfigOf(getenv)}, nil
 }
 
 func (b busRequest) config(values bus.ValuesConfig) bus.Config {
