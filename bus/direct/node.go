@@ -24,7 +24,7 @@ const (
 	lockName   = "direct.lock"
 
 	lockEvery = time.Second
-	linger    = 50 * time.Millisecond // a region is kept for the next range of its body
+	linger    = 10 * time.Millisecond // a region is kept for the next range of its body
 )
 
 // Announce writes down where the processes of the folder find the server, and returns when ctx ends. While another server is there, it waits.
