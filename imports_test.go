@@ -73,7 +73,7 @@ var testHelpers = []string{"bus/bustest", "actors/actorstest"}
 // tests exercise it through, or that its examples show.
 var testsAlso = map[string][]string{
 	"bus":            {"bus/kv", "bus/stream"},
-	"bus/calls":      {"actors", "bus/kv", "bus/shm"},
+	"bus/calls":      {"actors", "bus/direct", "bus/kv", "bus/shm"},
 	"dispatch":       {"actors", "roles"},
 	"nodes":          {"gpu/nvml"},
 	"placement":      {"nodes"},

@@ -15,7 +15,7 @@ import (
 // them in order. All numbers are little-endian.
 //
 //	request    0 grant of the ticket
-//	           96 uint64 offset, 104 uint64 length: a range of the body
+//	           96 uint64 offset, 104 uint64 length: a range of the body; length zero: no more of it is needed, which has no answer
 //	           112 32 bytes: HMAC of the nonce, the number of the request on this connection and the first 112 bytes, with the ticket's key
 //	answer     for each piece of up to 1 MiB: uint32 length, uint32 CRC32C, the bytes;
 //	           a refusal: uint32 zero, uint32 reason

@@ -24,7 +24,6 @@ const (
 	lockName   = "direct.lock"
 
 	lockEvery = time.Second
-	linger    = 10 * time.Millisecond // a region is kept for the next range of its body
 )
 
 // Announce writes down where the processes of the folder find the server, and returns when ctx ends. While another server is there, it waits.
@@ -98,11 +97,15 @@ type Regions struct {
 }
 
 // region is a body that is being served. The mutex of Regions guards it.
+//
+//	claimed ── answered ──► there, or not ── last use ends ──► ending ── returned ──► (a new region)
 type region struct {
 	body    []byte        // nil: it is not there
 	readyCh chan struct{} // closed when the memory has answered
 	ready   bool
 	uses    int
+	ending  bool          // it is being returned: a claim before that would be refused
+	endedCh chan struct{} // closed when it has been returned
 }
 
 // NewRegions reads the memory that the processes of a folder share.
@@ -115,15 +118,10 @@ func (r *Regions) Open(ctx context.Context, b Body) ([]byte, func()) {
 	if b.Location.IsZero() {
 		return nil, nil
 	}
-	r.mu.Lock()
-	g := r.open[b]
+	g := r.use(ctx, b)
 	if g == nil {
-		g = &region{readyCh: make(chan struct{})}
-		r.open[b] = g
-		bus.Go(func() { r.reader.Attach(b.Location, b.Length, func(body []byte) { r.answered(b, g, body) }) })
+		return nil, nil
 	}
-	g.uses++
-	r.mu.Unlock()
 	select {
 	case <-g.readyCh:
 	case <-ctx.Done():
@@ -138,6 +136,32 @@ func (r *Regions) Open(ctx context.Context, b Body) ([]byte, func()) {
 	return body, func() { r.leave(b, g) }
 }
 
+// use adds a use of a region, which is claimed with the first one; nil: ctx has ended.
+func (r *Regions) use(ctx context.Context, b Body) *region {
+	for {
+		r.mu.Lock()
+		g := r.open[b]
+		if g == nil {
+			g = &region{readyCh: make(chan struct{}), endedCh: make(chan struct{}), uses: 1}
+			r.open[b] = g
+			r.mu.Unlock()
+			r.reader.Attach(b.Location, b.Length, func(body []byte) { r.answered(b, g, body) })
+			return g
+		}
+		if !g.ending {
+			g.uses++
+			r.mu.Unlock()
+			return g
+		}
+		r.mu.Unlock()
+		select {
+		case <-g.endedCh:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
 func (r *Regions) answered(b Body, g *region, body []byte) {
 	r.mu.Lock()
 	g.body, g.ready = body, true
@@ -149,24 +173,26 @@ func (r *Regions) answered(b Body, g *region, body []byte) {
 func (r *Regions) leave(b Body, g *region) {
 	r.mu.Lock()
 	g.uses--
-	unused := g.uses == 0
 	r.mu.Unlock()
-	if unused {
-		time.AfterFunc(linger, bus.Guard(func() { r.endUnused(b, g) }))
-	}
+	r.endUnused(b, g)
 }
 
 // endUnused returns a region that no transfer uses.
 func (r *Regions) endUnused(b Body, g *region) {
 	r.mu.Lock()
-	ends := g.uses == 0 && g.ready && r.open[b] == g
-	if ends {
-		delete(r.open, b)
-	}
+	ends := g.uses == 0 && g.ready && !g.ending
+	g.ending = g.ending || ends
 	r.mu.Unlock()
-	if ends && g.body != nil {
+	if !ends {
+		return
+	}
+	if g.body != nil {
 		r.reader.Release(g.body)
 	}
+	r.mu.Lock()
+	delete(r.open, b)
+	r.mu.Unlock()
+	close(g.endedCh)
 }
 
 // Close ends the links to the processes of the host.

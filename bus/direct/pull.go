@@ -2,6 +2,7 @@ package direct
 
 import (
 	"context"
+	"errors"
 	"sync"
 
 	"troupe/bus"
@@ -86,7 +87,14 @@ func (p *pull) ranges(s *stream) error {
 		p.mu.Unlock()
 		i = ahead
 	}
-	return nil
+	return s.end(p.ticket)
+}
+
+// end tells the server that no more of a body is needed.
+func (s *stream) end(t *Ticket) error {
+	_, err := s.conn.Write(appendRequest(nil, t, s.nonce[:], s.number, 0, 0))
+	s.number++
+	return errors.Join(err, s.progress.flush())
 }
 
 // prefix is how many bytes from the beginning are there.

@@ -144,6 +144,33 @@ type session struct {
 	receiver [keySize]byte
 	nonce    [nonceSize]byte
 	accepted []byte // the grant of the last good request: it is not compared with the clock again
+
+	// The body of that grant is held from one request to the next, until the receiver ends it: the first claim of it costs more than a range.
+	body    []byte
+	release func() // nil: none is held
+}
+
+// hold finds the body of a grant, if it is not held already; false: it is not there.
+func (c *session) hold(ctx context.Context, b Body) bool {
+	if c.release != nil {
+		return true
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.cfg.Progress)
+	defer cancel()
+	body, release := c.cfg.OpenFunc(ctx, b)
+	if body == nil {
+		return false
+	}
+	c.body, c.release = body, release
+	return int64(len(body)) == b.Length
+}
+
+// letGo ends the use of the body that is held.
+func (c *session) letGo() {
+	if c.release != nil {
+		c.release()
+		c.body, c.release = nil, nil
+	}
 }
 
 func (s *Server) serve(conn net.Conn) error {
@@ -165,6 +192,7 @@ func (s *Server) serve(conn net.Conn) error {
 	if _, err := c.conn.Write(c.nonce[:]); err != nil {
 		return err
 	}
+	defer c.letGo()
 	for number := uint64(0); ; number++ {
 		if err := c.answer(ctx, number); err != nil {
 			return err
@@ -188,17 +216,14 @@ func (c *session) answer(ctx context.Context, number uint64) error {
 		return c.refuse(why)
 	}
 	offset, length := rangeOf(request[:])
-	ctx, cancel := context.WithTimeout(ctx, c.cfg.Progress)
-	defer cancel()
-	body, release := c.cfg.OpenFunc(ctx, g.body)
-	if body == nil {
+	if length == 0 {
+		c.letGo()
+		return nil
+	}
+	if !c.hold(ctx, g.body) {
 		return c.refuse(refusedGone)
 	}
-	defer release()
-	if int64(len(body)) != g.body.Length {
-		return c.refuse(refusedGone)
-	}
-	return writePieces(c.conn, body[offset:offset+length])
+	return writePieces(c.conn, c.body[offset:offset+length])
 }
 
 func (c *session) refuse(why refusal) error {
@@ -226,9 +251,12 @@ func (c *session) check(request []byte, number uint64) (grant, refusal) {
 	if !equal(c.accepted, shown) && time.Now().After(g.expires) {
 		return grant{}, refusedExpired
 	}
+	if !equal(c.accepted, shown) {
+		c.letGo()
+	}
 	c.accepted = append(c.accepted[:0], shown...)
 	offset, length := rangeOf(request)
-	if size := uint64(g.body.Length); length == 0 || length > size || offset > size-length {
+	if size := uint64(g.body.Length); length > size || offset > size-length {
 		return grant{}, refusedRange
 	}
 	return g, 0
