@@ -18,7 +18,8 @@ import (
 var allowed = map[string][]string{
 	"internal/terminal":       nil,
 	"bus":                     {"bus/wire"},
-	"bus/values":              {"bus", "bus/wire", "bus/recorder", "bus/memlimit"},
+	"bus/direct":              {"bus", "bus/shm", "bus/wire"},
+	"bus/values":              {"bus", "bus/direct", "bus/wire", "bus/recorder", "bus/memlimit"},
 	"bus/calls":               {"bus", "bus/wire", "bus/recorder", "bus/values"},
 	"bus/memlimit":            nil,
 	"bus/recorder":            nil,
@@ -72,7 +73,7 @@ var testHelpers = []string{"bus/bustest", "actors/actorstest"}
 // tests exercise it through, or that its examples show.
 var testsAlso = map[string][]string{
 	"bus":            {"bus/kv", "bus/stream"},
-	"bus/calls":      {"actors", "bus/kv", "bus/shm"},
+	"bus/calls":      {"actors", "bus/direct", "bus/kv", "bus/shm"},
 	"dispatch":       {"actors", "roles"},
 	"nodes":          {"gpu/nvml"},
 	"placement":      {"nodes"},

@@ -1,6 +1,7 @@
 package bus
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"crypto/subtle"
@@ -14,6 +15,7 @@ import (
 	"maps"
 	"math/bits"
 	"math/rand/v2"
+	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -420,6 +422,20 @@ func (b *Bus) MaxBody() int64 { return b.cfg.MaxBody }
 
 // ValuesConfig bounds the values of a session of this bus.
 func (b *Bus) ValuesConfig() ValuesConfig { return b.cfg.Values }
+
+// LocalHost is the address of this machine from which the server is reached, and so an address for other clients of that server. No packet is sent.
+func (b *Bus) LocalHost() string {
+	if b.srv != nil {
+		host, _, _ := net.SplitHostPort(b.cfg.Server.Listen) // checked when it was opened
+		return cmp.Or(host, "127.0.0.1")
+	}
+	conn, err := net.Dial("udp", b.Conn().ConnectedAddr())
+	if err != nil {
+		return "127.0.0.1"
+	}
+	defer func() { _ = conn.Close() }() // nothing was written to it
+	return conn.LocalAddr().(*net.UDPAddr).IP.String()
+}
 
 // OutageLimit is how long calls stay pending while the server is unreachable.
 func (b *Bus) OutageLimit() time.Duration { return b.cfg.OutageLimit }

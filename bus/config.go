@@ -69,6 +69,25 @@ type ValuesConfig struct {
 	// SpillDir is the folder of the files of values past Limit; the files have no names and end with this process. Zero:
 	// /var/tmp. NoSpill: Put refuses such values, and results are sent to their callers at once.
 	SpillDir string
+	// Direct has bodies go straight between hosts. Zero: over the bus.
+	Direct DirectConfig
+}
+
+// DirectConfig is how bodies go straight between processes that share no memory, past the server.
+type DirectConfig struct {
+	On bool
+	// Dir is the folder in which the processes of the host find the data port of their node. It is the folder of their shared memory. Zero: each process has a port of its own.
+	Dir string
+	// Listen is the host of this process's own data port. Zero: the address from which it reaches the server.
+	Listen string
+	// Plain has this process's own data port serve without TLS.
+	Plain bool
+}
+
+// DirectConfigOf is the configuration that the environment chooses: TROUPE_DATA=0 turns it off, TROUPE_DATA_LISTEN is Listen, and TROUPE_DATA_PLAIN=1
+// is Plain. env is usually os.Getenv.
+func DirectConfigOf(env func(string) string) DirectConfig {
+	return DirectConfig{On: env("TROUPE_DATA") != "0", Listen: env("TROUPE_DATA_LISTEN"), Plain: env("TROUPE_DATA_PLAIN") == "1"}
 }
 
 // TLSConfig is the client's TLS configuration. The zero TLSConfig uses TLS only if the URL or the server asks for it,

@@ -14,7 +14,7 @@ import (
 
 // inherited lists the variables that a worker gets from the agent's environment. LD_LIBRARY_PATH is included because
 // GPU containers find their driver by it. A trailing star matches any suffix.
-var inherited = []string{"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_*", "TZ", "TMPDIR", "LD_LIBRARY_PATH"}
+var inherited = []string{"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_*", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "TROUPE_DATA*"}
 
 // reservedVariables lists the variables that only an agent may set, deviceNames those that a launch may set with Program.OwnVariables.
 var (

@@ -267,6 +267,9 @@ func (g *Gather) offerLarge() {
 			g.locations[i] = at
 		}
 		g.refs[i] = g.ep.values.Offer(p.Body, wire.Ranks(p.Ranks...), subject, p.doneFunc())
+		if g.locations != nil {
+			g.ep.values.Place(g.refs[i], g.locations[i])
+		}
 	}
 }
 

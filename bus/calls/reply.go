@@ -51,6 +51,9 @@ func (e *Endpoint) Reply(inbox string, call *wire.Header, h *wire.Header, buf, b
 	default:
 		r.buf = append(buf[:ReplyRoom], body...)
 	}
+	if h.Ref.Owner != "" {
+		e.values.Place(h.Ref, h.Location)
+	}
 	var room [2 * ReplyRoom]byte
 	head := wire.AppendAnswerHead(room[:0], h)
 	if r.from = ReplyRoom - len(head); r.from < 0 { // the head with a ref or an error code is longer

@@ -50,9 +50,12 @@ const (
 	dirMost     = 64           // bytes of a path to which the name of a socket is added
 )
 
+// DefaultDir is the Dir of a zero Config.
+func DefaultDir() string { return filepath.Join("/tmp", "troupe-shm-"+strconv.Itoa(os.Getuid())) }
+
 func (c Config) withDefaults() Config {
 	if c.Dir == "" {
-		c.Dir = filepath.Join("/tmp", "troupe-shm-"+strconv.Itoa(os.Getuid()))
+		c.Dir = DefaultDir()
 	}
 	if c.HostLimit == 0 {
 		c.HostLimit = memlimit.Total() / 3

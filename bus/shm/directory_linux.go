@@ -69,6 +69,9 @@ func checkPrivate(path string) error {
 	return nil
 }
 
+// MakeDir makes Dir if it is missing, and refuses one that another user could write to.
+func (c Config) MakeDir() error { return checkPrivate(c.withDefaults().Dir) }
+
 // openDirectory enters a new arena.
 func openDirectory(path string) (*directory, error) {
 	if err := checkPrivate(path); err != nil {

@@ -16,6 +16,9 @@ type Stats struct {
 	Readers  int
 }
 
+// MakeDir reports ErrUnsupported.
+func (c Config) MakeDir() error { return ErrUnsupported }
+
 // Open reports ErrUnsupported.
 func Open(Config) (*Arena, error) { return nil, ErrUnsupported }
 

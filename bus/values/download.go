@@ -65,6 +65,10 @@ type download struct {
 	fetch     HostFetch         // this process pulls the body for its host, and buf is its room; nil: it does not, or has its own view
 	whole     bool              // all bytes are there; this process obtains its own view of the room of fetch
 	sub       *bus.Subscription // to the body's subject, with fetch
+	way       way
+	tries     int                // requests
+	stop      context.CancelFunc // ends the direct pull
+	after     []func()           // to be done when the direct pull has ended
 	// absentSince is when the server first reported that the owner's inbox has no subscriber; zero: it has one.
 	absentSince time.Time
 	finished    bool
@@ -195,8 +199,12 @@ func (rs *downloads) want(r *download) {
 	if r.sub != nil {
 		h.ForHost = wire.ForAll
 	}
+	var ask []byte
+	if r.tries++; r.way == wayUnknown && r.tries <= mostAsks {
+		ask = rs.store.direct.ask(r.ref.Len)
+	}
 	r.mu.Unlock()
-	_ = rs.store.session.Send(rs.store.session.Inbox(r.ref.Owner), &wire.Frame{Kind: wire.KindWant, Header: h}) // repeated without progress
+	_ = rs.store.session.Send(rs.store.session.Inbox(r.ref.Owner), &wire.Frame{Kind: wire.KindWant, Header: h, Body: ask}) // repeated without progress
 }
 
 // Chunk receives a piece of a body. An empty one says how much was sent before it. A chunk before the current offset
@@ -214,7 +222,7 @@ func (s *Store) Chunk(f *wire.Frame) {
 		return
 	}
 	r.mu.Lock()
-	if !r.admitted || r.finished || r.whole {
+	if !r.admitted || r.finished || r.whole || r.way == wayDirect {
 		r.mu.Unlock()
 		return
 	}
@@ -240,6 +248,7 @@ func (s *Store) Chunk(f *wire.Frame) {
 		return
 	}
 	if len(f.Body) > 0 {
+		r.way = wayBus
 		r.got += copy(r.buf[r.got:], f.Body)
 		r.patience, r.gaps = stallAfter, 0
 	}
@@ -283,21 +292,29 @@ func (rs *downloads) finish(r *download, err error) {
 	r.finished = true
 	a, body, fetch, sub := r.admission, r.buf, r.fetch, r.sub
 	whole := r.whole
+	buf := body
+	end := func() {
+		if fetch != nil && !whole { // a whole body stays for others
+			fetch.End()
+		}
+		if err != nil && fetch == nil {
+			FreeBody(r.Memory, buf)
+		}
+	}
+	if r.way == wayDirect {
+		r.stop()
+		r.after, end = append(r.after, end), func() {}
+	}
 	r.mu.Unlock()
 	if sub != nil {
 		_ = sub.Unsubscribe() // fails only on a closed connection
-	}
-	if fetch != nil && !whole { // a whole body stays for others
-		fetch.End()
 	}
 	rs.store.recordTransfer(recorder.Download, r.began, r.ref.Len, err != nil)
 	rs.store.Release(r.ref, r.Ranks)
 	if a != nil && !rs.store.session.Bus().Budget().Cancel(a) {
 		rs.store.session.Bus().Budget().Release(a)
 	}
-	if err != nil && fetch == nil {
-		FreeBody(r.Memory, body)
-	}
+	end()
 	if err != nil {
 		body = nil
 	}
@@ -348,7 +365,7 @@ func (rs *downloads) all() []*download {
 func (rs *downloads) sweep(now time.Time, connected, anew bool) {
 	for _, r := range rs.all() {
 		r.mu.Lock()
-		waiting := !r.admitted || r.whole
+		waiting := !r.admitted || r.whole || r.way == wayDirect
 		fetch := r.fetch
 		if waiting || !connected {
 			r.heard, r.moved = now, now
@@ -379,6 +396,10 @@ func (rs *downloads) absent(session string, now time.Time) {
 			continue
 		}
 		r.mu.Lock()
+		if r.way == wayDirect { // the data port of its node may live
+			r.mu.Unlock()
+			continue
+		}
 		if r.absentSince.IsZero() {
 			r.absentSince = now
 		}

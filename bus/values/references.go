@@ -213,6 +213,7 @@ func (r *References) placeLocked(v *ownedValue, body []byte, memory Memory, cont
 			FreeBody(memory, body)
 			r.discharge(body, memory)
 		})
+		r.store.Place(v.ref, v.location)
 	}
 	if !v.retained {
 		v.retained = true

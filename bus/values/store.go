@@ -19,6 +19,7 @@ type Store struct {
 	uploads    *uploads
 	references *References
 	traffic    traffic
+	direct     *directWay
 }
 
 // New makes the store of a session, which is passed to its Start.
@@ -26,6 +27,7 @@ func New(session *bus.Session) *Store {
 	s := &Store{session: session, namespace: session.Namespace(), name: session.Name()}
 	s.downloads, s.uploads = newDownloads(s), newUploads(s)
 	s.references = newReferences(s)
+	s.direct = newDirectWay(s, session.Bus().ValuesConfig().Direct)
 	return s
 }
 
@@ -58,6 +60,8 @@ func (s *Store) Receive(f *wire.Frame) bool {
 		s.uploads.progressed(f)
 	case wire.KindDone:
 		s.uploads.done(f)
+	case wire.KindTicket:
+		s.downloads.ticket(f)
 	case wire.KindGone:
 		s.downloads.gone(f.Header.Ref)
 	case wire.KindChunk:
@@ -98,6 +102,7 @@ func (s *Store) Fail(error) {}
 func (s *Store) Close() {
 	s.references.Close()
 	s.downloads.failAll(bus.ErrClosed)
+	s.direct.close()
 	s.uploads.dropAll()
 }
 

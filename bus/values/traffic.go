@@ -17,11 +17,12 @@ const (
 	PathChunks                      // in chunks over the bus
 	PathShared                      // in place, in shared memory of the host
 	PathDevice                      // tensors that stay on a device, copied there or by way of the host; sent counts what is lent
+	PathDirect                      // over a connection between the two hosts
 	TrafficPaths                    // the number of paths
 )
 
 func (p TrafficPath) String() string {
-	return [...]string{"inline", "chunks", "shared", "device"}[p]
+	return [...]string{"inline", "chunks", "shared", "device", "direct"}[p]
 }
 
 const (

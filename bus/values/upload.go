@@ -33,9 +33,10 @@ type upload struct {
 	st      *uploads
 	ref     wire.BodyRef
 	body    []byte
-	kept    bool   // offered until withdraw, to any number of receivers, each on its own inbox
-	subject string // subscribed by all receivers, for one transfer to all; empty: each has its own inbox
-	onDone  func() // called once, when the body is not read any more
+	kept    bool          // offered until withdraw, to any number of receivers, each on its own inbox
+	subject string        // subscribed by all receivers, for one transfer to all; empty: each has its own inbox
+	at      wire.Location // of the body in shared memory; zero: it is not there
+	onDone  func()        // called once, when the body is not read any more
 
 	mu        sync.Mutex
 	needed    wire.RankSet // ranks that have not sent Done; empty for a caller, whose first Done ends the upload
@@ -53,7 +54,9 @@ type upload struct {
 	sent      int                  // bytes sent by it
 	pumping   bool
 	withdrawn bool
-	wakeCh    chan struct{} // holds one; a want or a confirmation arrived
+	reading   int             // direct transfers
+	tickets   map[string]bool // sessions that were given one, and have not requested chunks since
+	wakeCh    chan struct{}   // holds one; a want or a confirmation arrived
 }
 
 // want is one receiver's request.
@@ -95,6 +98,15 @@ func (s *Store) OfferKept(body []byte, onDone func()) wire.BodyRef {
 	return ref
 }
 
+// Place says where the body of an upload lies in shared memory: the data port of the node can read it there.
+func (s *Store) Place(ref wire.BodyRef, at wire.Location) {
+	if h := s.uploads.get(ref.ID); h != nil {
+		h.mu.Lock()
+		h.at = at
+		h.mu.Unlock()
+	}
+}
+
 // Withdraw ends an upload. It may have ended before.
 func (s *Store) Withdraw(ref wire.BodyRef) {
 	if h := s.uploads.get(ref.ID); h != nil {
@@ -109,11 +121,14 @@ func (s *Store) withdrawIdle(ref wire.BodyRef, after time.Duration) {
 		return
 	}
 	h.mu.Lock()
-	used := h.active
+	used, reading := h.active, h.reading > 0
 	for _, r := range h.serving {
 		used = latest(used, r.moved)
 	}
 	h.mu.Unlock()
+	if reading {
+		used = time.Now()
+	}
 	if left := after - time.Since(used); left > 0 {
 		time.AfterFunc(left, bus.Guard(func() { s.withdrawIdle(ref, after) }))
 		return
@@ -154,9 +169,9 @@ func (st *uploads) forget(h *upload) {
 }
 
 // unreadLocked returns the notification for the owner of the bytes, to be called without the lock, if the upload is
-// withdrawn and no pump runs.
+// withdrawn and nothing reads it.
 func (h *upload) unreadLocked() (tell func()) {
-	if h.onDone == nil || !h.withdrawn || h.pumping {
+	if h.onDone == nil || !h.withdrawn || h.pumping || h.reading > 0 {
 		return func() {}
 	}
 	tell, h.onDone = h.onDone, nil
@@ -192,6 +207,15 @@ func (st *uploads) wanted(f *wire.Frame) {
 		_ = st.store.session.Send(inbox, &wire.Frame{Kind: wire.KindGone, Header: wire.Header{Ref: f.Header.Ref}}) // the receiver repeats its request if this is lost
 		return
 	}
+	if len(f.Body) > 0 && st.store.direct.answer(h, f) {
+		return
+	}
+	st.pushed(h, f)
+}
+
+// pushed has the body sent over the bus.
+func (st *uploads) pushed(h *upload, f *wire.Frame) {
+	inbox := st.store.session.Inbox(f.Header.Session)
 	w := want{session: f.Header.Session, offset: int(f.Header.Offset), ranks: f.Header.Ranks.Clone(), forHost: f.Header.ForHost}
 	start, note := h.ask(w, time.Now())
 	if start {
@@ -229,6 +253,7 @@ func (h *upload) ask(w want, now time.Time) (start bool, s sentNote) {
 		h.pulled = map[string]bool{}
 	}
 	h.pulled[w.session] = true
+	delete(h.tickets, w.session)
 	if w.forHost == wire.ByAnother {
 		for _, r := range w.ranks.List() {
 			h.byOthers.Add(r)
@@ -340,8 +365,13 @@ func (st *uploads) done(f *wire.Frame) {
 		return
 	}
 	h.mu.Lock()
-	if session := f.Header.Session; session != "" && !h.pulled[session] {
+	switch session := f.Header.Session; {
+	case session == "":
+	case !h.pulled[session]:
 		st.store.CountSent(PathShared, h.ref.Len)
+	case h.tickets[session]:
+		delete(h.tickets, session)
+		st.store.CountSent(PathDirect, h.ref.Len)
 	}
 	h.leave(f.Header.Session)
 	for _, r := range f.Header.Ranks.List() {

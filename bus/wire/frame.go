@@ -40,6 +40,7 @@ const (
 	KindHandOver Kind = 24 // process → owner: it ends; the owner must pull these bodies
 	KindTaken    Kind = 25 // caller → worker, control: the references in the answer are held
 	KindLong     Kind = 26 // a request or an answer that does not fit into a message: Ref names its bytes
+	KindTicket   Kind = 27 // owner → receiver: where it reads a body past the bus
 )
 
 var kindNames = map[Kind]string{
@@ -47,7 +48,7 @@ var kindNames = map[Kind]string{
 	KindChunk: "chunk", KindProgress: "progress", KindDone: "done", KindGone: "gone", KindMissing: "missing",
 	KindSkip: "skip", KindBeat: "beat", KindSequence: "sequence", KindVersion: "version", KindBundle: "bundle",
 	KindResolve: "resolve", KindResolved: "resolved", KindHold: "hold", KindDrop: "drop", KindReport: "report", KindFree: "free",
-	KindKept: "kept", KindHandOver: "hand over", KindTaken: "taken", KindLong: "long",
+	KindKept: "kept", KindHandOver: "hand over", KindTaken: "taken", KindLong: "long", KindTicket: "ticket",
 }
 
 func (k Kind) String() string {

@@ -9,6 +9,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/shm"
 	"troupe/bus/wire"
 	"troupe/dispatch"
 	"troupe/nodes"
@@ -84,7 +85,11 @@ func valuesConfig(getenv func(string) string) (bus.ValuesConfig, error) {
 	if spill != "" && spill != bus.NoSpill && !filepath.IsAbs(spill) {
 		return bus.ValuesConfig{}, bus.Errorf(bus.CodeInvalid, "%s is %q; give the absolute path of a folder, or 0 to refuse values past the bound", valuesSpillVariable, spill)
 	}
-	return bus.ValuesConfig{Limit: limit, SpillDir: spill}, nil
+	values := bus.ValuesConfig{Limit: limit, SpillDir: spill, Direct: bus.DirectConfigOf(getenv)}
+	if values.Direct.Dir = getenv(shmDirVariable); values.Direct.Dir == "" {
+		values.Direct.Dir = shm.DefaultDir()
+	}
+	return values, nil
 }
 
 func (b busRequest) config(values bus.ValuesConfig) bus.Config {

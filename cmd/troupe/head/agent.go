@@ -39,6 +39,7 @@ type agentSpec struct {
 	Labels map[string]string `json:"labels,omitempty"`
 
 	Resources *declaredResources `json:"resources,omitempty"`
+	Data      dataSpec           `json:"data,omitzero"`
 
 	Dir    string        `json:"dir"`
 	LogDir string        `json:"log_dir,omitempty"`
@@ -149,6 +150,7 @@ func (c command) agentOnce(ctx context.Context, spec agentSpec, inventories []gp
 	run, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer c.watchHead(run, b, spec, cancel)()
+	defer c.runDataPort(run, b, spec.Data, log)()
 	_, stopDrivers := registry.DriverWatch{Bus: b, ExitedCh: exitedCh, Logger: log}.Start(run) // it sees the processes of drivers on this host
 	defer stopDrivers()
 	err = a.Run(run)

@@ -27,6 +27,7 @@ type nodeFlags struct {
 	labels []string
 
 	resources string
+	data      dataSpec
 }
 
 func (f *nodeFlags) add(cmd *cobra.Command) {
@@ -34,6 +35,7 @@ func (f *nodeFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.name, "name", "", "name of the node (default the host name); simulated nodes are NAME-0, NAME-1, …")
 	cmd.Flags().StringSliceVar(&f.labels, "labels", nil, "labels of the node, k=v,k=v, for requests that ask for them")
 	cmd.Flags().StringVar(&f.resources, "resources", "", `totals that the node declares instead of the machine's, and resources of other names: CPU=100,memory=64GiB,licence=2, or a JSON object`)
+	f.data.add(cmd)
 }
 
 // spec is the part of an agent's spec that these flags set.
@@ -44,6 +46,9 @@ func (f *nodeFlags) spec() (spec agentSpec, err error) {
 	}
 	if spec.Resources, err = f.parseResources(); err != nil {
 		return spec, err
+	}
+	if spec.Data = f.data; spec.Data.check() != nil {
+		return spec, spec.Data.check()
 	}
 	if err := bus.CheckName("node", spec.Name); err != nil {
 		return spec, cli.Usagef("%w", err)

@@ -39,7 +39,8 @@ var (
 	errorsDesc   = describe("role_call_errors_total", "Calls that ended with an error.", "namespace", "role", "method")
 	gathersDesc  = describe("role_gathers_pending", "Calls on a role that its callers still wait for: some of its ranks have not answered.", "namespace", "role")
 	waitedDesc   = describe("role_gather_pending_seconds_max", "How long the oldest of them has been waited for.", "namespace", "role")
-	bytesDesc    = describe("bytes_total", "Bytes of arguments and results by path: inline (in the message), chunks (over the bus), shared (memory of the host), device.", "namespace", "path", "direction")
+	bytesDesc    = describe("bytes_total", "Bytes of arguments and results by path: inline (in the message), chunks (over the bus), direct (between the hosts), shared (memory of the host), device.", "namespace", "path", "direction")
+	transferDesc = describe("transfer_bytes_total", "Bytes of large values that processes have received by way: direct (between the hosts), bus (in chunks), shm (memory of the host).", "way")
 	callsDesc    = describe("role_calls_seconds", "Run times of the calls that have ended.", "namespace", "role", "method")
 )
 
@@ -79,6 +80,14 @@ func (m *roleMetrics) Collect(ch chan<- prometheus.Metric) {
 }
 
 func (t gauges) traffic(from *dashboard.Traffic) {
+	ways := map[values.TrafficPath]string{values.PathDirect: "direct", values.PathChunks: "bus", values.PathShared: "shm"}
+	for p, way := range ways {
+		sum := uint64(0)
+		for _, n := range from.Namespaces() {
+			sum += n.Received[p]
+		}
+		t.count(transferDesc, sum, way)
+	}
 	for _, n := range from.Namespaces() {
 		for p := range values.TrafficPaths {
 			t.count(bytesDesc, n.Sent[p], n.Namespace, p.String(), "sent")

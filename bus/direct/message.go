@@ -1,0 +1,201 @@
+package direct
+
+import (
+	"bufio"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"net"
+	"time"
+)
+
+// A connection, after TLS. The server begins with 16 random bytes, the nonce. Then the receiver sends requests, and the server answers
+// them in order. All numbers are little-endian.
+//
+//	request    0 grant of the ticket
+//	           96 uint64 offset, 104 uint64 length: a range of the body; length zero: no more of it is needed, which has no answer
+//	           112 32 bytes: HMAC of the nonce, the number of the request on this connection and the first 112 bytes, with the ticket's key
+//	answer     for each piece of up to 1 MiB: uint32 length, uint32 CRC32C, the bytes;
+//	           a refusal: uint32 zero, uint32 reason
+//
+// The request's number makes a request that was recorded useless. It is not sent.
+const (
+	nonceSize   = 16
+	rangeSize   = 16
+	requestSize = grantSize + rangeSize + keySize
+	pieceHead   = 8
+	chunkSize   = 1 << 20
+)
+
+// refusal is why a server does not answer a request. The numbers never change their meaning.
+type refusal uint32
+
+const (
+	refusedTicket  refusal = 1 // it is not of this server, not for this receiver, or was changed
+	refusedExpired refusal = 2
+	refusedGone    refusal = 3 // the body is not there any more
+	refusedRange   refusal = 4
+)
+
+func (r refusal) Error() string {
+	switch r {
+	case refusedTicket:
+		return "the server refuses the ticket"
+	case refusedExpired:
+		return "the ticket has expired"
+	case refusedGone:
+		return "the body is not there any more"
+	case refusedRange:
+		return "the range is not within the body"
+	}
+	return fmt.Sprintf("the server refuses: reason %d", uint32(r))
+}
+
+var errChanged = errors.New("a piece arrived changed: its checksum is another one")
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// appendRequest encodes the request of that number.
+func appendRequest(b []byte, t *Ticket, nonce []byte, number, offset, length uint64) []byte {
+	at := len(b)
+	b = append(b, t.Grant...)
+	b = binary.LittleEndian.AppendUint64(b, offset)
+	b = binary.LittleEndian.AppendUint64(b, length)
+	return append(b, proof(t.Key, nonce, number, b[at:])...)
+}
+
+func proof(key, nonce []byte, number uint64, request []byte) []byte {
+	return mac(key, nonce, binary.LittleEndian.AppendUint64(nil, number), request)
+}
+
+// writePieces sends a range of a body.
+func writePieces(w io.Writer, body []byte) error {
+	var head [pieceHead]byte
+	for len(body) > 0 {
+		piece := body[:min(len(body), chunkSize)]
+		binary.LittleEndian.PutUint32(head[:], uint32(len(piece)))
+		binary.LittleEndian.PutUint32(head[4:], crc32.Checksum(piece, castagnoli))
+		if _, err := w.Write(head[:]); err != nil {
+			return err
+		}
+		if _, err := w.Write(piece); err != nil {
+			return err
+		}
+		body = body[len(piece):]
+	}
+	return nil
+}
+
+// writeRefusal sends a refusal in place of a piece.
+func writeRefusal(w io.Writer, why refusal) error {
+	var head [pieceHead]byte
+	binary.LittleEndian.PutUint32(head[4:], uint32(why))
+	_, err := w.Write(head[:])
+	return err
+}
+
+// readPieces receives a range of a body. After an error the content of body is undefined.
+func readPieces(r io.Reader, body []byte, moved func(n int)) error {
+	var head [pieceHead]byte
+	for len(body) > 0 {
+		if _, err := io.ReadFull(r, head[:]); err != nil {
+			return err
+		}
+		n, sum := int64(binary.LittleEndian.Uint32(head[:])), binary.LittleEndian.Uint32(head[4:])
+		if n == 0 {
+			return refusal(sum)
+		}
+		if n > chunkSize || n > int64(len(body)) {
+			return fmt.Errorf("a piece of %d bytes, where %d are missing", n, len(body))
+		}
+		if _, err := io.ReadFull(r, body[:n]); err != nil {
+			return err
+		}
+		if crc32.Checksum(body[:n], castagnoli) != sum {
+			return errChanged
+		}
+		if moved != nil {
+			moved(int(n))
+		}
+		body = body[n:]
+	}
+	return nil
+}
+
+// progressConn is a connection whose reads and writes fail after a time in which not a byte moves. Short writes wait in a buffer for
+// the next flush: TLS writes its records one by one.
+type progressConn struct {
+	net.Conn
+	limit    time.Duration
+	pending  []byte
+	buffered *bufio.Reader // of rawReader, below TLS; nil: reads are long
+}
+
+// rawReader reads the connection itself.
+type rawReader struct{ *progressConn }
+
+func (r rawReader) Read(b []byte) (int, error) {
+	if err := r.SetReadDeadline(time.Now().Add(r.limit)); err != nil {
+		return 0, err
+	}
+	return r.Conn.Read(b)
+}
+
+const (
+	writeBuffer = 128 << 10
+	readBuffer  = 128 << 10
+	writeMost   = 256 << 10 // bytes of one write with its own deadline
+)
+
+func (c *progressConn) Read(b []byte) (int, error) {
+	if err := c.flush(); err != nil {
+		return 0, err
+	}
+	if c.buffered != nil {
+		return c.buffered.Read(b)
+	}
+	return rawReader{c}.Read(b)
+}
+
+func (c *progressConn) Write(b []byte) (int, error) {
+	if len(c.pending)+len(b) <= writeBuffer {
+		if c.pending == nil {
+			c.pending = make([]byte, 0, writeBuffer)
+		}
+		c.pending = append(c.pending, b...)
+		return len(b), nil
+	}
+	if err := c.flush(); err != nil {
+		return 0, err
+	}
+	if len(b) <= writeBuffer/2 {
+		c.pending = append(c.pending, b...)
+		return len(b), nil
+	}
+	return len(b), c.writeNow(b)
+}
+
+func (c *progressConn) flush() error {
+	if len(c.pending) == 0 {
+		return nil
+	}
+	b := c.pending
+	c.pending = c.pending[:0]
+	return c.writeNow(b)
+}
+
+func (c *progressConn) writeNow(b []byte) error {
+	for len(b) > 0 {
+		if err := c.SetWriteDeadline(time.Now().Add(c.limit)); err != nil {
+			return err
+		}
+		n, err := c.Conn.Write(b[:min(len(b), writeMost)])
+		if err != nil {
+			return err
+		}
+		b = b[n:]
+	}
+	return nil
+}
