@@ -27,7 +27,7 @@ func (s *State) Put(p NewGroup) (*Event, error) {
 	if p.Number <= s.Sources[p.Source].Number {
 		return nil, nil
 	}
-	if len(s.groups) >= s.spec.Open {
+	if len(s.groups) >= s.spec.Open || s.bytes >= s.spec.Bytes {
 		return nil, errWait
 	}
 	e := &Event{
@@ -172,6 +172,9 @@ func (s *State) Scoring(field string, n int, ticket string) ([]Pair, error) {
 	if err := checkField(field); err != nil {
 		return nil, err
 	}
+	if n < 1 || n > MaxBatch {
+		return nil, bus.Errorf(bus.CodeInvalid, "one request gets 1 to %d samples, not %d", MaxBatch, n)
+	}
 	var out []Pair
 	for _, g := range s.groups {
 		for _, m := range g.Samples {
@@ -195,6 +198,9 @@ func (s *State) Scoring(field string, n int, ticket string) ([]Pair, error) {
 // Batch gives n complete groups to a trainer, oldest first. The same ticket gets the same groups again. Groups that are too old
 // are dropped.
 func (s *State) Batch(n int, ticket string) ([]*Group, error) {
+	if n < 1 || n > min(MaxBatch, s.spec.Open) {
+		return nil, bus.Errorf(bus.CodeInvalid, "a batch has 1 to %d groups, not %d", min(MaxBatch, s.spec.Open), n)
+	}
 	var out, more []*Group
 	for _, g := range slices.Clone(s.groups) {
 		if g.loan == ticket {
@@ -306,6 +312,12 @@ func (s *State) SetVersion(v spec.Version) error {
 	return nil
 }
 
+const (
+	maxClosed = 100 // events of one Tick
+	// MaxBatch is how many groups, or samples to score, one request gets.
+	MaxBatch = 100
+)
+
 // Tick closes groups that have enough complete samples after their time, and takes samples from workers that are too slow.
 func (s *State) Tick() {
 	now := s.Now.UnixMilli()
@@ -320,7 +332,7 @@ func (s *State) Tick() {
 		if s.spec.AtLeast == 0 || g.closed || g.started == 0 || now-g.started < s.spec.After.Milliseconds() {
 			continue
 		}
-		if done, ready := s.Complete(g); !ready && len(done) >= s.spec.AtLeast {
+		if done, ready := s.Complete(g); !ready && len(done) >= s.spec.AtLeast && len(s.events) < maxClosed {
 			s.emit(&Event{Kind: Closed, Group: g.ID})
 		}
 	}
@@ -336,6 +348,7 @@ type Status struct {
 	Loaned   int               `json:"loaned"`   // of these, with a trainer
 	Free     int               `json:"free"`     // samples that wait for a worker
 	Held     int               `json:"held"`     // samples that a worker has
+	Bytes    int               `json:"bytes"`    // of all bodies
 	Unscored int               `json:"unscored"` // ended samples that lack a field
 	Numbers  map[string]uint64 `json:"numbers"`  // the last number of each named producer
 	By       string            `json:"by"`
@@ -344,7 +357,7 @@ type Status struct {
 
 // Status counts.
 func (s *State) Status() Status {
-	st := Status{Counts: s.Counts, Put: s.Last, Version: s.Version, Open: len(s.groups), Numbers: map[string]uint64{}, By: s.By, At: s.Now}
+	st := Status{Counts: s.Counts, Put: s.Last, Version: s.Version, Open: len(s.groups), Bytes: s.bytes, Numbers: map[string]uint64{}, By: s.By, At: s.Now}
 	for name, source := range s.Sources {
 		st.Numbers[name] = source.Number
 	}

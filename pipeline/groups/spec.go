@@ -14,6 +14,7 @@ type Spec struct {
 	Turns    int           `msgpack:"turns"`    // of a sample, at most
 	Fields   []string      `msgpack:"fields"`   // fields that a sample needs beside its turns, such as a reward
 	Open     int           `msgpack:"open"`     // groups that are not trained, at most; a put waits for room. Zero: 1000
+	Bytes    int           `msgpack:"bytes"`    // of their bodies, at most; a put waits for room. Zero: 1 GiB
 	AtLeast  int           `msgpack:"at_least"` // complete siblings that are enough After the first take of the group. Zero: all
 	After    time.Duration `msgpack:"after"`
 	Timeout  time.Duration `msgpack:"timeout"` // of one turn; then the sample goes to another worker. Zero: none
@@ -22,17 +23,21 @@ type Spec struct {
 }
 
 const (
-	defaultOpen = 1000
-	maxSiblings = 4096
-	maxTurns    = 100_000
-	maxNames    = 64 // fields of a sample
-	maxName     = 64 // bytes
+	defaultOpen  = 1000
+	defaultBytes = 1 << 30
+	maxSiblings  = 4096
+	maxTurns     = 100_000
+	maxNames     = 64 // fields of a sample
+	maxName      = 64 // bytes
 )
 
 // WithDefaults fills in what is left out.
 func (s Spec) WithDefaults() Spec {
 	if s.Open == 0 {
 		s.Open = defaultOpen
+	}
+	if s.Bytes == 0 {
+		s.Bytes = defaultBytes
 	}
 	if s.Turns == 0 {
 		s.Turns = 1
@@ -47,7 +52,7 @@ func (s Spec) Check() error {
 		have, least int
 		most        int
 	}{
-		{"siblings", s.Siblings, 1, maxSiblings}, {"turns", s.Turns, 1, maxTurns}, {"open", s.Open, 1, 1_000_000},
+		{"siblings", s.Siblings, 1, maxSiblings}, {"turns", s.Turns, 1, maxTurns}, {"open", s.Open, 1, 1_000_000}, {"bytes", s.Bytes, 1, 1 << 50},
 		{"fields", len(s.Fields), 0, maxNames}, {"at_least", s.AtLeast, 0, s.Siblings},
 	} {
 		if n.have < n.least || n.have > n.most {

@@ -24,7 +24,8 @@ type State struct {
 	byID    map[uint64]*Group
 	events  []*Event
 	changed bool               // the checkpoint alone
-	ended   []string           // names of groups that have ended since the last TakeEnded
+	ended   []*Group           // since the last TakeEnded
+	bytes   int                // of all bodies
 	scoring map[scoring]string // ticket of the worker that makes a field; in memory alone: a field is set once
 }
 
@@ -39,11 +40,13 @@ type Group struct {
 	ID      uint64
 	Name    string
 	Turns   int
-	Prompt  Body
+	Prompt  *Body
 	Samples []*Sample
+	Large   bool   // it has bodies in the stream of bodies
 	started int64  // milliseconds; of the first grant
 	closed  bool   // no unfinished sample is wanted any more
 	loan    string // ticket of the trainer that has it; empty: nobody
+	bytes   int    // of its bodies
 	lent    string // ticket of the last trainer that got it
 }
 
@@ -63,6 +66,14 @@ type Finished struct {
 	Attempt int          `msgpack:"attempt"`
 	Version spec.Version `msgpack:"version"`
 	Body    *Body        `msgpack:"body"`
+}
+
+// NameOf is the name of a group that has not ended.
+func (s *State) NameOf(group uint64) string { return s.byID[group].Name }
+
+// Has reports whether there is a group of this name.
+func (s *State) Has(name string) bool {
+	return slices.ContainsFunc(s.groups, func(g *Group) bool { return g.Name == name })
 }
 
 // New makes a state from the last checkpoint. The events of the log are then applied in order with Restore.
@@ -92,8 +103,8 @@ func (s *State) TakeEvents() (events []*Event, any bool) {
 	return events, any
 }
 
-// TakeEnded returns the names of the groups that have ended since the last call.
-func (s *State) TakeEnded() []string {
+// TakeEnded returns the groups that have ended since the last call.
+func (s *State) TakeEnded() []*Group {
 	out := s.ended
 	s.ended = nil
 	return out
@@ -131,7 +142,7 @@ func (s *State) apply(e *Event) {
 		if e.Turn != len(m.Turns) || m.ended {
 			return
 		}
-		e.body = &Body{Parts: e.Body.Parts, Large: e.Body.Large}
+		e.body = s.keep(g, e.Body)
 		m.Turns = append(m.Turns, Finished{Attempt: e.Attempt, Version: e.Version, Body: e.body})
 		m.since = e.At
 		if m.ended = e.Last || len(m.Turns) >= g.Turns; m.ended {
@@ -140,7 +151,7 @@ func (s *State) apply(e *Event) {
 	case Field:
 		for _, p := range e.Body.Parts {
 			if m.Fields[p.Name] == nil {
-				e.body = &Body{Parts: e.Body.Parts, Large: e.Body.Large}
+				e.body = s.keep(g, e.Body)
 				break
 			}
 		}
@@ -163,11 +174,12 @@ func (s *State) applyPut(e *Event) {
 	if s.byID[e.Group] != nil {
 		return
 	}
-	e.body = &Body{Parts: e.Body.Parts, Large: e.Body.Large}
 	g := &Group{ID: e.Group, Name: e.Name, Turns: e.Turns, Samples: make([]*Sample, e.Siblings)}
 	for i := range g.Samples {
 		g.Samples[i] = &Sample{Index: i, Fields: map[string]*Body{}}
 	}
+	e.body = s.keep(g, e.Body)
+	g.Prompt = e.body
 	s.byID[g.ID] = g
 	s.groups = append(s.groups, g)
 	slices.SortFunc(s.groups, func(a, b *Group) int { return int(int64(a.ID) - int64(b.ID)) }) // almost sorted
@@ -175,6 +187,14 @@ func (s *State) applyPut(e *Event) {
 	if e.Number > s.Sources[e.Source].Number {
 		s.Sources[e.Source] = Source{e.Number, e.At}
 	}
+}
+
+// keep counts a body, which gets its sequence when its event is stored.
+func (s *State) keep(g *Group, b Body) *Body {
+	g.bytes += b.Size()
+	s.bytes += b.Size()
+	g.Large = g.Large || len(b.Large) > 0
+	return &b
 }
 
 // complete reports whether a sample has all turns and fields.
@@ -219,7 +239,8 @@ func (s *State) end(g *Group) {
 	s.groups = slices.DeleteFunc(s.groups, func(o *Group) bool { return o == g })
 	s.Ended.Add(g.ID)
 	s.Counts.add(g)
-	s.ended = append(s.ended, g.Name)
+	s.ended = append(s.ended, g)
+	s.bytes -= g.bytes
 	s.changed = true
 	for k := range s.scoring {
 		if k.group == g.ID {
