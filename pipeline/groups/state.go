@@ -69,7 +69,12 @@ type Finished struct {
 }
 
 // NameOf is the name of a group that has not ended.
-func (s *State) NameOf(group uint64) string { return s.byID[group].Name }
+func (s *State) NameOf(group uint64) (string, error) {
+	if g := s.byID[group]; g != nil {
+		return g.Name, nil
+	}
+	return "", fenced("group %d has ended, or there never was one", group)
+}
 
 // Has reports whether there is a group of this name.
 func (s *State) Has(name string) bool {

@@ -134,6 +134,9 @@ func (e *engine) execute(verb string, r *request) (func() any, error) {
 		return keep(s.Finish(groups.NewTurn{Of: r.Of, Turn: r.Turn, Last: r.Last, Version: r.Version, Body: r.Body}))
 	case "set":
 		return keep(s.Set(r.Of, r.Body))
+	case "name":
+		name, err := s.NameOf(r.Group)
+		return func() any { return name }, err
 	case "scoring":
 		pairs, err := s.Scoring(r.Field, r.Count, r.Ticket)
 		return func() any {

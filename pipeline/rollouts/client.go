@@ -76,10 +76,13 @@ func (c *Client) newTicket() string {
 	return ticket
 }
 
-func (c *Client) drop(ticket string) {
+// drop reports whether the ticket was held.
+func (c *Client) drop(ticket string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	was := c.held[ticket]
 	delete(c.held, ticket)
+	return was
 }
 
 // call sends a request until it is answered.
@@ -192,7 +195,9 @@ type Held struct {
 
 // Release gives back what is held. Without an answer the engine asks, and learns that it is not held.
 func (h *Held) Release(ctx context.Context) error {
-	h.c.drop(h.ticket)
+	if !h.c.drop(h.ticket) {
+		return nil // it has ended
+	}
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	return h.c.call(ctx, "release", request{Ticket: h.ticket}, nil)
@@ -235,9 +240,14 @@ func (t *Taken) Finish(ctx context.Context, turn int, version Version, last bool
 	return err
 }
 
-// Set stores fields of an ended sample. The first value of a field stays.
+// Set stores fields of an ended sample. The first value of a field stays. name is that of the group; empty: the engine is asked.
 func (c *Client) Set(ctx context.Context, group uint64, index int, name string, fields []Field) error {
 	r := request{Of: Lineage{Group: group, Index: index}}
+	if name == "" {
+		if err := c.call(ctx, "name", request{Group: group}, &name); err != nil {
+			return err
+		}
+	}
 	if err := c.attach(ctx, &r, name, fields); err != nil {
 		return err
 	}

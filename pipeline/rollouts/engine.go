@@ -198,8 +198,9 @@ func (e *engine) readCheckpoint(ctx context.Context) (*groups.Checkpoint, error)
 func (e *engine) encode(events []*groups.Event) []*bus.Msg {
 	msgs := make([]*bus.Msg, 0, len(events)+1)
 	for _, ev := range events {
-		text, _ := json.Marshal(ev) // cannot fail
-		msgs = append(msgs, &bus.Msg{Subject: e.at.group(e.state.NameOf(ev.Group)), Header: bus.Header{headerEvent: {string(text)}}, Data: e.data[ev]})
+		text, _ := json.Marshal(ev)         // cannot fail
+		name, _ := e.state.NameOf(ev.Group) // it has not ended
+		msgs = append(msgs, &bus.Msg{Subject: e.at.group(name), Header: bus.Header{headerEvent: {string(text)}}, Data: e.data[ev]})
 	}
 	c := e.state.Snapshot()
 	c.Engine, c.By, c.At = e.id, e.cfg.By, e.state.Now
