@@ -9,7 +9,9 @@ from typing import Any
 
 from . import _check, _codec, _errors, _session
 from ._future import Asked
-from ._pipeline import Held, settle, warn_if_blocking
+from ._pipeline import Held, settle
+
+_Got = dict[str, Any]  # an answer of the core
 
 _WHY_NOT = "a part of a rollout may have been stored by anybody and is never pickled"
 
@@ -39,7 +41,7 @@ class Sample:
     - fields: what was set beside the turns, such as a reward.
     """
 
-    def __init__(self, rollouts: Rollouts, got: Mapping[str, Any], held: int = 0) -> None:
+    def __init__(self, rollouts: Rollouts, got: _Got, held: int = 0) -> None:
         self._rollouts, self._held, self._over = rollouts, held, False
         self._limit, self._name, self._current = got["limit"], got["name"], got["version"]
         self.group: int = got["group"]
@@ -90,7 +92,7 @@ class Sample:
 class Group:
     """A complete group: its prompt, its samples, and the version of the oldest weights that made a part of it."""
 
-    def __init__(self, rollouts: Rollouts, got: Mapping[str, Any]) -> None:
+    def __init__(self, rollouts: Rollouts, got: _Got) -> None:
         self.id: int = got["id"]
         self.version: float = got["version"]
         self.prompt: Any = rollouts._decode(got["prompt"]).get("prompt")
@@ -103,18 +105,18 @@ class RolloutBatch:
     """Complete groups to train. done() ends them; if this process dies before, another trainer gets them. Used as a
     block, `with r.batch(16) as batch`, it is done at the end, and given back if the block raises."""
 
-    def __init__(self, rollouts: Rollouts, got: Mapping[str, Any]) -> None:
+    def __init__(self, rollouts: Rollouts, got: _Got) -> None:
         self._rollouts, self._held = rollouts, got["held"]
         self.groups = [Group(rollouts, one) for one in got["groups"]]
 
-    def done(self, *, blocking: bool = True) -> Any:
+    def done(self) -> None:
         """Marks the groups as trained, all or none. Raises FencedError if another trainer got one of them, because this
         process did not answer for some seconds: then this training step must not count."""
         held, self._held = self._held, 0
         if not held:
             raise _errors.InvalidError("this batch is done, or was given back")
         try:
-            return self._rollouts._verb("done", blocking, held=held)
+            self._rollouts._verb("done", held=held)
         except BaseException:
             self._rollouts._release(held)  # unless it is done
             raise
@@ -143,7 +145,7 @@ class RolloutBatch:
 class Scoring:
     """Samples that lack a field, for a block that sets it. What it does not set goes to another worker."""
 
-    def __init__(self, rollouts: Rollouts, got: Mapping[str, Any]) -> None:
+    def __init__(self, rollouts: Rollouts, got: _Got) -> None:
         self._rollouts, self._held = rollouts, got["held"]
         self.samples = [Sample(rollouts, one) for one in got["samples"] or []]
 
@@ -184,7 +186,7 @@ class Rollouts(Held):
     - stale: drops a complete group whose oldest part is more than so much behind the current version.
     - replicas: number of servers of a NATS cluster that store the data.
 
-    Methods block until they are done; those with blocking=False return a future.
+    Methods block until they are done; in an event loop, call them in threads (asyncio.to_thread).
     """
 
     def __init__(
@@ -237,10 +239,9 @@ class Rollouts(Held):
         session = _session.current()
         Asked(session.core, "rollouts_remove", runtime=session.id, rollouts={"name": name}).now()
 
-    def _verb(self, verb: str, blocking: bool = True, read: Any = None, **fields: object) -> Any:
-        warn_if_blocking(f"rollouts.{verb}", blocking)
+    def _verb(self, verb: str, **fields: object) -> Any:
         request = {"id": self._id, "verb": verb, **fields}
-        return settle(Asked(self._session.core, "rollouts_verb", read=read, rollouts=request), blocking)
+        return Asked(self._session.core, "rollouts_verb", rollouts=request).now()
 
     def _release(self, held: int) -> None:
         """Gives back without waiting: if the answer is lost, the engine asks."""
@@ -254,7 +255,7 @@ class Rollouts(Held):
             out.append({"name": name, "body": body if isinstance(body, bytes) else body.join()})
         return out
 
-    def _decode(self, fields: list[dict[str, Any]] | None) -> dict[str, Any]:
+    def _decode(self, fields: list[_Got] | None) -> _Got:
         return {one["name"]: self._codec.decode(bytearray(one["body"])) for one in fields or []}
 
     def put(
@@ -264,80 +265,66 @@ class Rollouts(Held):
         number: int = 0,
         source: str = "",
         timeout: float | None = None,
-        blocking: bool = True,
-    ) -> Any:
+    ) -> None:
         """Stores a prompt. Waits while too many groups are open, through restarts of the head and of the engine.
 
         - number: of the prompt in its data, from 1. One that is not above the last number of its source was put before,
           and is not stored again. stats()["numbers"] has the last ones: a driver that was restarted goes on from there.
         """
-        return self._verb(
+        self._verb(
             "put",
-            blocking,
             number=_check.integer("number", number),
             source=source,
             fields=self._encode({"prompt": prompt}),
             timeout=_check.seconds("timeout", timeout),
         )
 
-    def take(self, timeout: float | None = None, *, blocking: bool = True) -> Any:
+    def take(self, timeout: float | None = None) -> Sample | None:
         """Waits for a sample to make. Returns None if there is none in time."""
-
-        def read(got: dict[str, Any]) -> Sample | None:
-            return Sample(self, got["samples"][0], got["held"]) if got["held"] else None
-
-        return self._verb("take", blocking, read, timeout=_check.seconds("timeout", timeout))
+        got = self._verb("take", timeout=_check.seconds("timeout", timeout))
+        return Sample(self, got["samples"][0], got["held"]) if got["held"] else None
 
     def samples(self) -> Generator[Sample, None, None]:
         """Yields samples to make, without end."""
         while True:
-            sample: Sample = self.take()
+            sample = self.take()
+            assert sample is not None  # without a timeout it waits
             yield sample
 
-    def scoring(self, field: str, count: int = 1, timeout: float | None = None, *, blocking: bool = True) -> Any:
+    def scoring(self, field: str, count: int = 1, timeout: float | None = None) -> Scoring:
         """Waits for finished samples that lack a field, up to count, for a `with` block that sets it. Nobody else gets
         them meanwhile. Without any in time, the block gets an empty list."""
-        return self._verb(
-            "scoring",
-            blocking,
-            lambda got: Scoring(self, got),
-            field=field,
-            count=count,
-            timeout=_check.seconds("timeout", timeout),
-        )
+        got = self._verb("scoring", field=field, count=count, timeout=_check.seconds("timeout", timeout))
+        return Scoring(self, got)
 
-    def set(self, sample: Sample | tuple[int, int], *, blocking: bool = True, **fields: object) -> Any:
+    def set(self, sample: Sample | tuple[int, int], **fields: object) -> bool:
         """Sets fields of a finished sample, given as a Sample or as (group, index). The first value of a field stays.
         Returns False if the group has ended."""
         group, index = (sample.group, sample.index) if isinstance(sample, Sample) else sample
         name = sample._name if isinstance(sample, Sample) else ""
-        return self._verb(
-            "set", blocking, group=group, index=index, **{"name": name, "fields": self._encode(fields)}
-        )
+        return bool(self._verb("set", group=group, index=index, name=name, fields=self._encode(fields)))
 
-    def batch(self, groups: int = 1, timeout: float | None = None, *, blocking: bool = True) -> Any:
+    def batch(self, groups: int = 1, timeout: float | None = None) -> RolloutBatch | None:
         """Waits for so many complete groups, and gives each to one trainer. Returns None if there are too few in
         time."""
+        got = self._verb("batch", count=groups, timeout=_check.seconds("timeout", timeout))
+        return RolloutBatch(self, got) if got["held"] else None
 
-        def read(got: dict[str, Any]) -> RolloutBatch | None:
-            return RolloutBatch(self, got) if got["held"] else None
+    def redispatch(self, group: int = 0) -> int:
+        """Takes the unfinished samples of a group, or of all groups, from their workers: others go on with them.
+        Returns their number."""
+        return int(self._verb("redispatch", group=group))
 
-        return self._verb("batch", blocking, read, count=groups, timeout=_check.seconds("timeout", timeout))
-
-    def redispatch(self, group: int = 0, *, blocking: bool = True) -> Any:
-        """Takes the unfinished samples of a group, or of all groups, from their workers: others go on with them. Returns
-        their number."""
-        return self._verb("redispatch", blocking, group=group)
-
-    def set_version(self, version: float, *, blocking: bool = True) -> Any:
+    def set_version(self, version: float) -> None:
         """Sets the current version of the weights. It can only grow."""
-        return self._verb("version", blocking, version=float(version))
+        self._verb("version", version=float(version))
 
-    def stats(self, *, blocking: bool = True) -> Any:
+    def stats(self) -> dict[str, object]:
         """Returns the state: put, open, complete, loaned, trained and stale groups; free, held and unscored samples;
         finished turns, redispatched samples, late answers; bytes; version; numbers; and by, the process that runs
         them."""
-        return self._verb("stats", blocking, json.loads)
+        stats: dict[str, object] = json.loads(self._verb("stats"))
+        return stats
 
     def close(self, *, blocking: bool = True) -> Any:
         """Ends what runs here, and gives back what this process holds. What is stored stays."""
