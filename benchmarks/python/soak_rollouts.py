@@ -1,8 +1,8 @@
 """Whether rollouts lose a group, train one twice, or generate a finished turn again.
 
 A head, two processes that run the rollouts (one stands by), rollout workers, reward workers, and a driver that puts
-prompts and trains. Every two seconds one of them is killed and started again. Each generated and each finished turn, and
-each trained group, is a line in a file.
+prompts and trains. Every two seconds one of them is killed and started again. Each generated turn, each finished turn
+and each trained group is a line in a file.
 
     .venv/bin/python benchmarks/python/soak_rollouts.py --seconds 300
 """
@@ -58,8 +58,9 @@ for sample in r.samples():
         name = (sample.group, sample.index, turn.index)
         note("generated", *name, sample.attempt)
         time.sleep(0.002)
+        tokens = [sample.prompt, sample.index, turn.index]
         # every other turn is larger than what its event can hold
-        if turn.finish(tokens=[sample.prompt, sample.index, turn.index], logprobs=b"x" * (200 + 20_000 * (turn.index % 2))):
+        if turn.finish(tokens=tokens, logprobs=b"x" * (200 + 20_000 * (turn.index % 2))):
             note("finished", *name, sample.attempt)
 """
 
@@ -115,9 +116,7 @@ class Trial:
     def start_head(self) -> None:
         command = [self.troupe, "up", "--json", "--store", str(self.store), "--listen", f"127.0.0.1:{self.port}"]
         with open(self.root / "head.log", "a") as errors:
-            self.head = subprocess.Popen(
-                [*command, "--gpus", "none"], stdout=subprocess.PIPE, stderr=errors, text=True
-            )
+            self.head = subprocess.Popen([*command, "--gpus", "none"], stdout=subprocess.PIPE, stderr=errors, text=True)
         assert self.head.stdout is not None
         said = json.loads(self.head.stdout.readline())
         self.port = int(said["url"].rsplit(":", 1)[1])
@@ -218,7 +217,7 @@ def main() -> int:
             while True:  # the driver says how many it put; then each of them is trained, or is lost
                 put = trial.lines("put")
                 number = int(put[-1][1]) if put else 0
-                if put and len({words[2] for words in trial.lines("trained")}) >= number or time.monotonic() > end:
+                if (put and len({words[2] for words in trial.lines("trained")}) >= number) or time.monotonic() > end:
                     break
                 time.sleep(0.2)
                 trial.revive()

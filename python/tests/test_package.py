@@ -40,6 +40,7 @@ PUBLIC = {
     "Reservation",
     "ResourceManager",
     "ResultStream",
+    "Rollouts",
     "Router",
     "Scatter",
     "Session",
