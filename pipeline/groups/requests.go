@@ -152,7 +152,7 @@ func (s *State) Set(l Lineage, body Body) (*Event, error) {
 		return nil, bus.Errorf(bus.CodeInvalid, "sample %d/%d: more than %d fields", l.Group, l.Index, maxNames)
 	case !m.ended:
 		return nil, bus.Errorf(bus.CodeInvalid, "sample %d/%d has not ended; its fields are set when all its turns are finished", l.Group, l.Index)
-	case g.closed && !s.complete(m):
+	case g.closed && !m.done:
 		return nil, s.late("group %d is complete without sample %d", l.Group, l.Index)
 	}
 	e := &Event{Kind: Field, Group: l.Group, Index: l.Index, Body: body}
@@ -177,8 +177,11 @@ func (s *State) Scoring(field string, n int, ticket string) ([]Pair, error) {
 	}
 	var out []Pair
 	for _, g := range s.groups {
+		if g.loan != "" {
+			continue
+		}
 		for _, m := range g.Samples {
-			if len(out) >= n || !m.ended || m.Fields[field] != nil || g.closed && !s.complete(m) {
+			if len(out) >= n || !m.ended || m.Fields[field] != nil || g.closed && !m.done {
 				continue
 			}
 			k := scoring{g.ID, m.Index, field}
@@ -210,10 +213,9 @@ func (s *State) Batch(n int, ticket string) ([]*Group, error) {
 		if g.loan != "" {
 			continue
 		}
-		samples, ready := s.Complete(g)
 		switch {
-		case !ready:
-		case s.spec.Bound > 0 && Oldest(samples)+s.spec.Bound < s.Version:
+		case !g.ready():
+		case s.spec.Bound > 0 && Oldest(g.Complete())+s.spec.Bound < s.Version:
 			s.Counts.Stale++
 			s.end(g)
 		case len(more) < n:
@@ -332,7 +334,7 @@ func (s *State) Tick() {
 		if s.spec.AtLeast == 0 || g.closed || g.started == 0 || now-g.started < s.spec.After.Milliseconds() {
 			continue
 		}
-		if done, ready := s.Complete(g); !ready && len(done) >= s.spec.AtLeast && len(s.events) < maxClosed {
+		if !g.ready() && g.done >= s.spec.AtLeast && len(s.events) < maxClosed {
 			s.emit(&Event{Kind: Closed, Group: g.ID})
 		}
 	}
@@ -363,16 +365,15 @@ func (s *State) Status() Status {
 	}
 	for _, g := range s.groups {
 		st.Counts.add(g)
-		_, ready := s.Complete(g)
 		switch {
 		case g.loan != "":
 			st.Loaned++
-		case ready:
+		case g.ready():
 			st.Complete++
 		}
 		for _, m := range g.Samples {
 			switch {
-			case g.closed || s.complete(m):
+			case g.closed || m.done:
 			case m.ended:
 				st.Unscored++
 			case m.ticket != "":

@@ -47,6 +47,7 @@ type Group struct {
 	closed  bool   // no unfinished sample is wanted any more
 	loan    string // ticket of the trainer that has it; empty: nobody
 	bytes   int    // of its bodies
+	done    int    // complete samples
 	lent    string // ticket of the last trainer that got it
 }
 
@@ -57,6 +58,7 @@ type Sample struct {
 	Turns   []Finished
 	Fields  map[string]*Body
 	ended   bool
+	done    bool   // complete: ended, with all fields
 	ticket  string // of the worker that has it; empty: nobody
 	since   int64  // milliseconds; of the grant or the last turn
 }
@@ -153,6 +155,7 @@ func (s *State) apply(e *Event) {
 		if m.ended = e.Last || len(m.Turns) >= g.Turns; m.ended {
 			m.ticket = ""
 		}
+		s.count(g, m)
 	case Field:
 		for _, p := range e.Body.Parts {
 			if m.Fields[p.Name] == nil {
@@ -165,6 +168,7 @@ func (s *State) apply(e *Event) {
 				m.Fields[p.Name] = e.body
 			}
 		}
+		s.count(g, m)
 	case Closed:
 		g.closed = true
 		for _, m := range g.Samples {
@@ -173,6 +177,15 @@ func (s *State) apply(e *Event) {
 	case Loaned:
 		g.loan, g.lent = e.Ticket, e.Ticket
 	}
+}
+
+// count counts a sample that is complete now.
+func (s *State) count(g *Group, m *Sample) {
+	if m.done || !m.ended || slices.ContainsFunc(s.spec.Fields, func(name string) bool { return m.Fields[name] == nil }) {
+		return
+	}
+	m.done = true
+	g.done++
 }
 
 func (s *State) applyPut(e *Event) {
@@ -202,27 +215,17 @@ func (s *State) keep(g *Group, b Body) *Body {
 	return &b
 }
 
-// complete reports whether a sample has all turns and fields.
-func (s *State) complete(m *Sample) bool {
-	if !m.ended {
-		return false
-	}
-	for _, name := range s.spec.Fields {
-		if m.Fields[name] == nil {
-			return false
-		}
-	}
-	return true
-}
+// ready reports whether a group can be trained.
+func (g *Group) ready() bool { return g.closed || g.done == len(g.Samples) }
 
-// Complete lists the complete samples of a group; ready: it can be trained.
-func (s *State) Complete(g *Group) (out []*Sample, ready bool) {
+// Complete lists the complete samples of a group.
+func (g *Group) Complete() (out []*Sample) {
 	for _, m := range g.Samples {
-		if s.complete(m) {
+		if m.done {
 			out = append(out, m)
 		}
 	}
-	return out, g.closed || len(out) == len(g.Samples)
+	return out
 }
 
 // Oldest is the version of the oldest part of samples.

@@ -56,7 +56,7 @@ func (e *engine) retryParked() {
 	left := e.parked[:0]
 	for _, p := range e.parked {
 		k := like{p.verb, p.req.Field, p.req.Count}
-		if stuck[k] || e.enqueued-e.upTo >= maxQueued || !e.try(p) {
+		if stuck[k] || e.full() || !e.try(p) {
 			stuck[k] = true
 			left = append(left, p)
 		}
@@ -117,6 +117,7 @@ func (e *engine) execute(verb string, r *request) (func() any, error) {
 	keep := func(ev *groups.Event, err error) (func() any, error) {
 		if ev != nil && len(r.Data) > 0 {
 			e.data[ev] = r.Data
+			e.bytes += len(r.Data)
 		}
 		return nil, err
 	}
@@ -173,7 +174,7 @@ func (e *engine) execute(verb string, r *request) (func() any, error) {
 func (e *engine) groupsOf(got []*groups.Group) []Group {
 	out := make([]Group, len(got))
 	for i, g := range got {
-		samples, _ := e.state.Complete(g)
+		samples := g.Complete()
 		out[i] = Group{ID: g.ID, Name: g.Name, Prompt: *g.Prompt, Version: groups.Oldest(samples)}
 		for _, m := range samples {
 			out[i].Samples = append(out[i].Samples, sampleOf(g, m, e.state.Version))

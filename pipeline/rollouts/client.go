@@ -309,8 +309,15 @@ func (c *Client) Status(ctx context.Context) (st Status, err error) {
 
 // Remove deletes everything that is stored. The rollouts must not run.
 func (c *Client) Remove(ctx context.Context) error {
-	if body, err := wire.Marshal(request{}); err == nil && c.once(ctx, "status", body, nil) == nil {
+	body, err := wire.Marshal(request{})
+	if err == nil {
+		err = c.once(ctx, "status", body, nil)
+	}
+	switch {
+	case err == nil:
 		return bus.Errorf(bus.CodeRefused, "rollouts %s are running; close them first", c.at.name)
+	case !errors.Is(err, bus.ErrNoResponders): // they may be running and slow to answer
+		return err
 	}
 	return errors.Join(stream.Delete(ctx, c.b, c.at.stream()), stream.Delete(ctx, c.b, c.at.bodyStream()))
 }

@@ -33,6 +33,7 @@ const (
 	attemptTimeout = 2 * time.Second
 	tickInterval   = 200 * time.Millisecond
 	maxQueued      = 700 // events that wait for a commit; with those of one request and one tick they fit into a batch
+	maxQueuedBytes = 4 << 20
 	maxParked      = 4096
 	parkedFor      = time.Second // then a request that waits is answered, and repeated
 	orphanAge      = 10 * time.Minute
@@ -65,6 +66,7 @@ type engine struct {
 	ending   []*groups.Group          // ended by it
 	busy     bool                     // a commit is in flight
 	enqueued uint64                   // changes that were made
+	bytes    int                      // of small bodies in the queue
 	stored   uint64                   // of these, stored
 	upTo     uint64                   // stored when the commit in flight is
 	replies  []reply                  // in order
@@ -130,7 +132,12 @@ func open(ctx context.Context, cfg Config, name string, declared Spec) (*engine,
 		e.cancel(err)
 		return nil, bus.Errorf(bus.CodeUnavailable, "rollouts %s: %w", name, err)
 	}
-	_ = cfg.Bus.Publish(e.at.ask("replaced"), []byte(e.id)) // an engine that does not hear it is fenced by its next commit
+	err = cfg.Bus.Publish(e.at.ask("replaced"), []byte(e.id)) // an engine that does not hear it is fenced by its next commit
+	if err = errors.Join(err, cfg.Bus.Flush(ctx)); err != nil {
+		_ = e.sub.Unsubscribe() // fails only on a closed connection
+		e.cancel(err)
+		return nil, bus.Errorf(bus.CodeUnavailable, "rollouts %s: %w", name, err)
+	}
 	e.group.Go(bus.Guard(e.watchHolders))
 	bus.Go(e.loop)
 	return e, nil
@@ -264,7 +271,7 @@ func (e *engine) loop() {
 func (e *engine) turns(tick <-chan time.Time) error {
 	for {
 		asks, ticks := e.askCh, tick
-		if e.enqueued-e.upTo >= maxQueued {
+		if e.full() {
 			asks, ticks = nil, nil
 		}
 		select {
@@ -273,7 +280,7 @@ func (e *engine) turns(tick <-chan time.Time) error {
 		case m := <-asks:
 			e.state.Now = time.Now()
 			e.handle(m)
-			for more := true; more && e.enqueued-e.upTo < maxQueued; { // one commit for many requests
+			for more := true; more && !e.full(); { // one commit for many requests
 				select {
 				case m := <-e.askCh:
 					e.handle(m)
@@ -302,7 +309,7 @@ func (e *engine) turns(tick <-chan time.Time) error {
 		case <-e.tidyCh:
 			e.tidying = false
 		}
-		if e.dirty && e.enqueued-e.upTo < maxQueued {
+		if e.dirty && !e.full() {
 			e.retryParked()
 		}
 		e.commit()
@@ -310,6 +317,9 @@ func (e *engine) turns(tick <-chan time.Time) error {
 		e.tidy()
 	}
 }
+
+// full reports whether the next commit has as much as fits into a batch; then no more requests are taken.
+func (e *engine) full() bool { return e.enqueued-e.upTo >= maxQueued || e.bytes >= maxQueuedBytes }
 
 // note counts what the state has to store.
 func (e *engine) note() {
@@ -331,7 +341,7 @@ func (e *engine) commit() {
 	number := e.state.Commit
 	e.flying, e.queue, e.ending = e.dropEnded(e.queue), nil, e.state.TakeEnded()
 	msgs := e.encode(e.flying)
-	e.busy, e.upTo = true, e.enqueued
+	e.busy, e.upTo, e.bytes = true, e.enqueued, 0
 	e.group.Go(bus.Guard(func() { e.storedCh <- e.write(msgs, number) }))
 }
 

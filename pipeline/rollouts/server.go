@@ -24,6 +24,7 @@ type Server struct {
 
 const (
 	standbyInterval = 500 * time.Millisecond
+	beginTimeout    = time.Minute      // of Serve
 	silentTimeout   = 15 * time.Second // an engine that has a subscription and does not answer is replaced
 )
 
@@ -55,6 +56,8 @@ func Serve(ctx context.Context, cfg Config, name string, declared Spec) (*Server
 
 // begin opens the engine unless another answers.
 func (s *Server) begin(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, beginTimeout)
+	defer cancel()
 	return bus.Retry(ctx, backoff, func() error {
 		err := s.answers(ctx)
 		if err == nil {
@@ -62,6 +65,9 @@ func (s *Server) begin(ctx context.Context) error {
 		}
 		if errors.Is(err, bus.ErrNoResponders) {
 			err = s.open(ctx)
+		}
+		if errors.Is(err, bus.ErrMalformed) || errors.Is(err, bus.ErrInvalid) {
+			return bus.Permanent(err)
 		}
 		return err
 	})
