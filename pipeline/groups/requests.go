@@ -27,7 +27,7 @@ func (s *State) Put(p NewGroup) (*Event, error) {
 	if p.Number <= s.Sources[p.Source].Number {
 		return nil, nil
 	}
-	if len(s.groups) >= s.spec.Open || s.bytes >= s.spec.Bytes {
+	if len(s.groups) >= s.spec.Open || s.bytes >= s.spec.Bytes/2 { // the open groups grow
 		return nil, errWait
 	}
 	e := &Event{

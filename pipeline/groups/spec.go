@@ -14,7 +14,7 @@ type Spec struct {
 	Turns    int           `msgpack:"turns"`    // of a sample, at most
 	Fields   []string      `msgpack:"fields"`   // fields that a sample needs beside its turns, such as a reward
 	Open     int           `msgpack:"open"`     // groups that are not trained, at most; a put waits for room. Zero: 1000
-	Bytes    int           `msgpack:"bytes"`    // of their bodies, at most; a put waits for room. Zero: 1 GiB
+	Bytes    int           `msgpack:"bytes"`    // of their parts, at most; a put waits while half of it is used. Zero: 256 MiB
 	AtLeast  int           `msgpack:"at_least"` // complete siblings that are enough After the first take of the group. Zero: all
 	After    time.Duration `msgpack:"after"`
 	Timeout  time.Duration `msgpack:"timeout"` // of one turn; then the sample goes to another worker. Zero: none
@@ -24,7 +24,7 @@ type Spec struct {
 
 const (
 	defaultOpen  = 1000
-	defaultBytes = 1 << 30
+	defaultBytes = 256 << 20
 	maxSiblings  = 4096
 	maxTurns     = 100_000
 	maxNames     = 64 // fields of a sample

@@ -58,7 +58,7 @@ func BenchmarkSamples(b *testing.B) {
 	for _, size := range []int{1024, 65536} {
 		b.Run(fmt.Sprint(size), func(b *testing.B) {
 			connectTo := benchServer(b)
-			s, err := rollouts.Serve(b.Context(), rollouts.Config{Bus: connectTo("engine")}, "grpo", rollouts.Spec{Siblings: benchSiblings, Open: 10_000, Bytes: 4 << 30})
+			s, err := rollouts.Serve(b.Context(), rollouts.Config{Bus: connectTo("engine")}, "grpo", rollouts.Spec{Siblings: benchSiblings, Open: 10_000, Bytes: 512 << 20})
 			require.NoError(b, err)
 			b.Cleanup(s.Close)
 			workers, trainer := connect(b, connectTo("workers")), connect(b, connectTo("trainer"))

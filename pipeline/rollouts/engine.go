@@ -111,7 +111,7 @@ func open(ctx context.Context, cfg Config, name string, declared Spec) (*engine,
 	}
 	declared = declared.WithDefaults()
 	var err error
-	room := int64(2*declared.Bytes) + 256<<20
+	room := int64(declared.Bytes+declared.Bytes/4) + 64<<20 // the server reserves it, for each of the two
 	if e.log, err = stream.Create(ctx, cfg.Bus, stream.Config{Name: e.at.stream(), Subject: e.at.log(), MaxBytes: room, Replicas: cfg.Replicas, Replace: true}); err == nil {
 		e.bodies, err = stream.Create(ctx, cfg.Bus, stream.Config{Name: e.at.bodyStream(), Subject: e.at.body("*"), MaxBytes: room, Replicas: cfg.Replicas})
 	}

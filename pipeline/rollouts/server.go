@@ -66,7 +66,7 @@ func (s *Server) begin(ctx context.Context) error {
 		if errors.Is(err, bus.ErrNoResponders) {
 			err = s.open(ctx)
 		}
-		if errors.Is(err, bus.ErrMalformed) || errors.Is(err, bus.ErrInvalid) {
+		if errors.Is(err, bus.ErrMalformed) || errors.Is(err, bus.ErrInvalid) || errors.Is(err, bus.ErrNoSpace) {
 			return bus.Permanent(err)
 		}
 		return err

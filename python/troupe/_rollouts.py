@@ -180,7 +180,8 @@ class Rollouts(Held):
 
     - siblings, turns: samples of a prompt, and turns of a sample, at most.
     - fields: names of fields that each sample needs beside its turns before its group is complete.
-    - open, bytes: groups that are not trained, and bytes of their parts, at most; a put waits for room.
+    - open, bytes: groups that are not trained, and bytes of their parts, at most. A put waits while there are as many
+      groups, or half as many bytes: the groups grow.
     - at_least, after: so many complete siblings are enough, `after` seconds after the first take of the group.
     - timeout: seconds for one turn; then the sample goes to another worker.
     - stale: drops a complete group whose oldest part is more than so much behind the current version.
@@ -197,7 +198,7 @@ class Rollouts(Held):
         turns: int = 1,
         fields: list[str] | tuple[str, ...] = (),
         open: int = 1000,
-        bytes: int = 1 << 30,
+        bytes: int = 256 << 20,
         at_least: int = 0,
         after: float | None = None,
         timeout: float | None = None,
