@@ -74,12 +74,11 @@ func (b Body) Size() (n int) {
 	return n
 }
 
-// Checkpoint is what remains of groups that have ended, and what else outlives its events. It is written with each commit.
+// Checkpoint is what remains of groups that have ended, and what else outlives its events. It is written when it changes by more than what the events say.
 type Checkpoint struct {
 	Engine  string            `json:"engine"`
 	By      string            `json:"by"`
 	At      time.Time         `json:"at"`
-	Commit  uint64            `json:"commit"`
 	Last    uint64            `json:"last"` // group
 	Ended   flow.OrdinalSet   `json:"ended"`
 	Version spec.Version      `json:"version"`

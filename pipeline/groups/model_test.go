@@ -55,12 +55,12 @@ func (h *history) open() {
 
 // commit stores everything; only then are requests answered.
 func (h *history) commit() {
-	events, any := h.s.TakeEvents()
+	events, checkpoint := h.s.TakeEvents()
 	for _, e := range events {
 		h.log.events = append(h.log.events, *e)
 		e.Stored(uint64(len(h.log.events)))
 	}
-	if any {
+	if checkpoint {
 		c := h.s.Snapshot()
 		h.log.from = &c
 	}

@@ -103,11 +103,11 @@ func (s *State) Restore(e *Event, seq uint64) bool {
 	return true
 }
 
-// TakeEvents returns the events since the last call, and whether anything is to be stored.
-func (s *State) TakeEvents() (events []*Event, any bool) {
-	events, any = s.events, s.changed || len(s.events) > 0
+// TakeEvents returns the events since the last call, and whether a checkpoint has to be stored with them.
+func (s *State) TakeEvents() (events []*Event, checkpoint bool) {
+	events, checkpoint = s.events, s.changed
 	s.events, s.changed = nil, false
-	return events, any
+	return events, checkpoint
 }
 
 // TakeEnded returns the groups that have ended since the last call.

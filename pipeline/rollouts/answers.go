@@ -15,7 +15,8 @@ func (e *engine) handle(m *bus.Msg) {
 	p := &parked{m: m, verb: lastToken(m.Subject), until: time.Now().Add(parkedFor)}
 	if p.verb == "replaced" {
 		if string(m.Data) != e.id {
-			e.enqueued++ // a checkpoint is refused if another engine has taken the log over
+			e.enqueued++
+			e.checkpoint = true // it is refused if another engine has taken the log over
 		}
 		return
 	}

@@ -58,22 +58,23 @@ type engine struct {
 	group  sync.WaitGroup
 
 	// The loop's goroutine owns the following fields.
-	state    *groups.State
-	data     map[*groups.Event][]byte // of small bodies that are not stored yet
-	last     uint64                   // sequence of the log
-	queue    []*groups.Event          // for the next commit
-	flying   []*groups.Event          // in the commit in flight
-	ending   []*groups.Group          // ended by it
-	busy     bool                     // a commit is in flight
-	enqueued uint64                   // changes that were made
-	bytes    int                      // of small bodies in the queue
-	stored   uint64                   // of these, stored
-	upTo     uint64                   // stored when the commit in flight is
-	replies  []reply                  // in order
-	parked   []*parked
-	dirty    bool // parked requests may be served
-	tidying  bool
-	garbage  []*groups.Group
+	state      *groups.State
+	data       map[*groups.Event][]byte // of small bodies that are not stored yet
+	last       uint64                   // sequence of the log
+	queue      []*groups.Event          // for the next commit
+	flying     []*groups.Event          // in the commit in flight
+	ending     []*groups.Group          // ended by it
+	busy       bool                     // a commit is in flight
+	enqueued   uint64                   // changes that were made
+	bytes      int                      // of small bodies in the queue
+	stored     uint64                   // of these, stored
+	checkpoint bool                     // the next commit has one
+	upTo       uint64                   // stored when the commit in flight is
+	replies    []reply                  // in order
+	parked     []*parked
+	dirty      bool // parked requests may be served
+	tidying    bool
+	garbage    []*groups.Group
 
 	storedCh  chan commitResult
 	releaseCh chan []string
@@ -182,8 +183,7 @@ func (e *engine) takeOver(ctx context.Context, declared Spec) error {
 	for name := range ended {
 		e.garbage = append(e.garbage, &groups.Group{Name: name, Large: true})
 	}
-	e.state.Commit++
-	ack, err := e.append(ctx, e.encode(nil))
+	ack, err := e.append(ctx, e.encode(nil, true))
 	e.last = ack
 	return err
 }
@@ -201,13 +201,16 @@ func (e *engine) readCheckpoint(ctx context.Context) (*groups.Checkpoint, error)
 	return &c, nil
 }
 
-// encode makes the messages of a commit: events, then the checkpoint.
-func (e *engine) encode(events []*groups.Event) []*bus.Msg {
+// encode makes the messages of a commit: events, then the checkpoint if it has one.
+func (e *engine) encode(events []*groups.Event, checkpoint bool) []*bus.Msg {
 	msgs := make([]*bus.Msg, 0, len(events)+1)
 	for _, ev := range events {
 		text, _ := json.Marshal(ev)         // cannot fail
 		name, _ := e.state.NameOf(ev.Group) // it has not ended
 		msgs = append(msgs, &bus.Msg{Subject: e.at.group(name), Header: bus.Header{headerEvent: {string(text)}}, Data: e.data[ev]})
+	}
+	if !checkpoint {
+		return msgs
 	}
 	c := e.state.Snapshot()
 	c.Engine, c.By, c.At = e.id, e.cfg.By, e.state.Now
@@ -225,7 +228,7 @@ func (e *engine) append(ctx context.Context, msgs []*bus.Msg) (uint64, error) {
 }
 
 // write writes a commit until it is stored, or another engine has taken the log over.
-func (e *engine) write(msgs []*bus.Msg, number uint64) commitResult {
+func (e *engine) write(msgs []*bus.Msg) commitResult {
 	for waits := backoff.Start(); ; {
 		last, err := e.append(e.ctx, msgs)
 		if err == nil {
@@ -235,14 +238,14 @@ func (e *engine) write(msgs []*bus.Msg, number uint64) commitResult {
 			return commitResult{err: context.Cause(e.ctx)}
 		}
 		ctx, cancel := context.WithTimeout(e.ctx, 5*attemptTimeout)
-		rec, lookErr := e.readCheckpoint(ctx)
 		info, stateErr := e.log.State(ctx)
+		rec, lookErr := e.readCheckpoint(ctx) // after the state: if another engine wrote before that, this is its checkpoint
 		cancel()
 		switch {
 		case lookErr != nil || stateErr != nil: // the server is not available
 		case rec == nil || rec.Engine != e.id:
 			return commitResult{err: bus.Errorf(bus.CodeFenced, "rollouts %s: another process runs them", e.at.name)}
-		case rec.Commit == number:
+		case info.LastSeq == e.last+uint64(len(msgs)):
 			return commitResult{last: info.LastSeq}
 		default:
 			e.last = info.LastSeq // a part of the batch may be stored: its events are harmless
@@ -323,10 +326,11 @@ func (e *engine) full() bool { return e.enqueued-e.upTo >= maxQueued || e.bytes 
 
 // note counts what the state has to store.
 func (e *engine) note() {
-	events, any := e.state.TakeEvents()
-	if !any {
+	events, checkpoint := e.state.TakeEvents()
+	if len(events) == 0 && !checkpoint {
 		return
 	}
+	e.checkpoint = e.checkpoint || checkpoint
 	e.queue = append(e.queue, events...)
 	e.enqueued += uint64(max(1, len(events)))
 	e.dirty = true
@@ -337,12 +341,15 @@ func (e *engine) commit() {
 	if e.busy || e.enqueued == e.upTo {
 		return
 	}
-	e.state.Commit++
-	number := e.state.Commit
 	e.flying, e.queue, e.ending = e.dropEnded(e.queue), nil, e.state.TakeEnded()
-	msgs := e.encode(e.flying)
+	msgs := e.encode(e.flying, e.checkpoint)
+	e.checkpoint = false
+	if len(msgs) == 0 { // the groups of all events have ended, and that is stored
+		e.upTo, e.stored = e.enqueued, e.enqueued
+		return
+	}
 	e.busy, e.upTo, e.bytes = true, e.enqueued, 0
-	e.group.Go(bus.Guard(func() { e.storedCh <- e.write(msgs, number) }))
+	e.group.Go(bus.Guard(func() { e.storedCh <- e.write(msgs) }))
 }
 
 // dropEnded leaves out events of groups that have ended before they were stored.
@@ -359,7 +366,7 @@ func (e *engine) dropEnded(events []*groups.Event) []*groups.Event {
 }
 
 func (e *engine) committed(last uint64) {
-	first := last - uint64(len(e.flying))
+	first := e.last + 1
 	for i, ev := range e.flying {
 		ev.Stored(first + uint64(i))
 		delete(e.data, ev)
