@@ -17,7 +17,7 @@ export CGO_CFLAGS ?= -O2 -Wno-deprecated-declarations
 .PHONY: python python-test python-test-core python-test-ray python-lint browser-test gpu-check
 .PHONY: bench bench-check bench-python bench-ray bench-output bench-device memory-python
 .PHONY: adapters-check adapters-measure
-.PHONY: upgrade-check crash-model chaos one-book soak-pipeline shm-faults placement-histories
+.PHONY: upgrade-check crash-model chaos one-book soak-pipeline soak-rollouts shm-faults placement-histories
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -214,6 +214,11 @@ soak-pipeline: ## 100,000 items under kills; a fast producer for a minute; 100 k
 	  $(GO) test -count=1 -timeout 60m -v -run 'TestSoak$$|TestMemoryStaysBounded|TestItemsOfAKilledWorkerMoveToOthers' ./pipeline
 	TROUPE_LARGE_MIB=256 $(GO) test -count=1 -timeout 10m -v -run 'TestItemsLargerThanAMessage' ./pipeline
 	$(GO) test -count=1 -timeout 10m -run 'TestEveryItemHasOneEnd' ./pipeline/flow -rapid.checks=50000
+
+SECONDS_OF_ROLLOUTS ?= 300
+soak-rollouts: python ## rollouts while head, engine, workers and driver are killed every two seconds for five minutes (SECONDS_OF_ROLLOUTS)
+	$(VENV)/bin/python benchmarks/python/soak_rollouts.py --seconds $(SECONDS_OF_ROLLOUTS)
+	$(GO) test -count=1 -timeout 10m -run 'TestNoGroupIsLost' ./pipeline/groups -rapid.checks=50000
 
 CRASH_RESTARTS ?= 300
 crash-model: ## 300 kills of the head, and 75 of head and NATS servers, against a model of all that is stored (CRASH_RESTARTS)

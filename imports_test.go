@@ -55,6 +55,8 @@ var allowed = map[string][]string{
 	"pipeline/spec":           {"bus", "bus/wire", "actors", "dispatch"},
 	"pipeline/flow":           {"bus", "bus/wire", "pipeline/spec"},
 	"pipeline":                {"bus", "bus/values", "bus/wire", "bus/stream", "actors", "dispatch", "roles", "nodes", "pipeline/flow", "pipeline/spec"},
+	"pipeline/groups":         {"bus", "pipeline/flow", "pipeline/spec"},
+	"pipeline/rollouts":       {"bus", "bus/stream", "bus/wire", "pipeline/groups", "pipeline/spec"},
 	"weights":                 {"bus", "bus/kv", "bus/values", "bus/wire", "nodes", "weights/pack", "weights/plan", "weights/versions"},
 	"weights/pack":            {"bus", "weights/plan"},
 	"weights/plan":            nil,
@@ -82,7 +84,7 @@ var testsAlso = map[string][]string{
 }
 
 // pure names the packages whose results depend on their arguments alone: no clock, no random numbers, no I/O.
-var pure = []string{"gpu/", "nodes/evidence/", "nodes/protocol/", "placement/planner/", "pipeline/flow/", "dispatch/plan/", "roles/display/", "roles/life/", "weights/plan/", "weights/versions/"}
+var pure = []string{"gpu/", "nodes/evidence/", "nodes/protocol/", "placement/planner/", "pipeline/flow/", "pipeline/groups/", "dispatch/plan/", "roles/display/", "roles/life/", "weights/plan/", "weights/versions/"}
 
 // impureFiles are the files of pure packages that run rather than decide.
 var impureFiles = []string{"gpu/nvml/"}

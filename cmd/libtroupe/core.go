@@ -51,6 +51,7 @@ type core struct {
 	// reservations that were not released, by id
 	reservations map[string]*roles.Reservation
 	pipelines    map[uint64]*pipe
+	rollouts     map[uint64]*openRollouts
 	routers      map[uint64]*openRouter
 	weights      map[uint64]*weights.Client // by runtime
 	served       map[string]*servedObject   // objects that drivers serve, by class name
@@ -92,7 +93,7 @@ func newCore() (*core, error) {
 		log:      slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError})),
 		runtimes: map[uint64]*roles.Runtime{}, closing: map[uint64]*roles.Runtime{},
 		clusters: map[uint64]*cluster{}, calls: map[uint64]func(){}, reports: map[uint64]*callReport{},
-		reservations: map[string]*roles.Reservation{}, pipelines: map[uint64]*pipe{},
+		reservations: map[string]*roles.Reservation{}, pipelines: map[uint64]*pipe{}, rollouts: map[uint64]*openRollouts{},
 		routers: map[uint64]*openRouter{}, weights: map[uint64]*weights.Client{}, served: map[string]*servedObject{},
 	}
 	bus.OnPanic(c.corePanicked)

@@ -33,16 +33,17 @@ type request struct {
 	Private   bool       `msgpack:"private"` // the head ends with this process
 	Now       bool       `msgpack:"now"`     // kill instead of stop
 
-	Background bool           `msgpack:"background"` // do not wait for the workers
-	Seen       int            `msgpack:"seen"`       // deaths that the caller knows
-	Side       bool           `msgpack:"side"`       // the result goes to the side queue
-	Spec       specRequest    `msgpack:"spec"`
-	Reserve    reserveRequest `msgpack:"reserve"`
-	Pipeline   pipeRequest    `msgpack:"pipeline"`
-	Serve      serveRequest   `msgpack:"serve"`
-	Router     routerRequest  `msgpack:"router"`
-	Weights    weightsRequest `msgpack:"weights"`
-	Output     outputRequest  `msgpack:"output"`
+	Background bool            `msgpack:"background"` // do not wait for the workers
+	Seen       int             `msgpack:"seen"`       // deaths that the caller knows
+	Side       bool            `msgpack:"side"`       // the result goes to the side queue
+	Spec       specRequest     `msgpack:"spec"`
+	Reserve    reserveRequest  `msgpack:"reserve"`
+	Pipeline   pipeRequest     `msgpack:"pipeline"`
+	Serve      serveRequest    `msgpack:"serve"`
+	Router     routerRequest   `msgpack:"router"`
+	Weights    weightsRequest  `msgpack:"weights"`
+	Output     outputRequest   `msgpack:"output"`
+	Rollouts   rolloutsRequest `msgpack:"rollouts"`
 
 	Ranks   []int   `msgpack:"ranks"`
 	Timeout float64 `msgpack:"timeout"` // seconds; 0: none
@@ -167,6 +168,11 @@ func init() {
 		"pipeline_taken":  (*core).pipelineTaken,  // pipeline (id, loan, done) → nil: completes or returns the items
 		"pipeline_verb":   (*core).pipelineVerb,   // pipeline (id, verb and what it needs) → JSON, or nil
 		"pipeline_remove": (*core).pipelineRemove, // runtime, name → nil: removes everything stored
+		"rollouts_open":   (*core).rolloutsOpen,   // runtime, name, rollouts (name, spec) → rollouts that this process runs or stands by for
+		"rollouts_attach": (*core).rolloutsAttach, // runtime, rollouts (name) → rollouts that others run
+		"rollouts_verb":   (*core).rolloutsVerb,   // rollouts (id, verb and what it needs) → what it got
+		"rollouts_remove": (*core).rolloutsRemove, // runtime, rollouts (name) → nil: removes everything stored
+		"rollouts_close":  (*core).rolloutsClose,  // rollouts (id) → nil
 		"pipeline_close":  (*core).pipelineClose,  // pipeline (id) → nil: ends the pipeline, or drops the handle
 
 		"router_open":  (*core).routerOpen,  // router (method, abort, credits, waiting, sticky, clusters) → router
@@ -240,6 +246,7 @@ func (c *core) close(ctx context.Context, r *request) (any, error) {
 	}
 	c.closePipelines(ctx, r.Runtime) // stages use the roles
 	c.closeWeights(r.Runtime)
+	c.closeRollouts(ctx, r.Runtime)
 	c.mu.Lock()
 	delete(c.runtimes, r.Runtime)
 	c.closing[r.Runtime] = rt

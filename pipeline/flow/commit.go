@@ -114,7 +114,7 @@ func (f *Flow) commitFilter() func(*change) bool {
 func (f *Flow) include(c *Commit, ch *change) {
 	c.changes = append(c.changes, ch)
 	for _, e := range ch.done {
-		e.Lane.done.add(e.Ordinal)
+		e.Lane.done.Add(e.Ordinal)
 		e.Lane.stream.storedBytes -= Weight(&e.Item)
 	}
 	for _, e := range ch.puts {
@@ -153,7 +153,7 @@ func (f *Flow) checkpoint() Checkpoint {
 	for _, s := range f.streams {
 		sr := StreamCheckpoint{Bytes: s.storedBytes, Running: f.runningOrdinals(s)}
 		for _, l := range s.lanes {
-			sr.Lanes = append(sr.Lanes, LaneCheckpoint{Head: l.head, OrdinalSet: l.done.clone()})
+			sr.Lanes = append(sr.Lanes, LaneCheckpoint{Head: l.head, OrdinalSet: l.done.Clone()})
 		}
 		f.keepRetired(s.spec.Name, &sr)
 		r.Streams[s.spec.Name] = sr
@@ -241,7 +241,7 @@ func (f *Flow) restore(r *Checkpoint) {
 				break
 			}
 			l := s.lanes[p]
-			l.head, l.visible, l.done, l.loaded = lr.Head, lr.Head, lr.OrdinalSet.clone(), lr.Floor
+			l.head, l.visible, l.done, l.loaded = lr.Head, lr.Head, lr.OrdinalSet.Clone(), lr.Floor
 			l.firstUnread = lr.pending() > 0
 			s.items += lr.pending()
 		}

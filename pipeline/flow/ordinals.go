@@ -31,8 +31,8 @@ func (o *OrdinalSet) search(n uint64) int {
 	return i
 }
 
-// add reports false when n was in the set.
-func (o *OrdinalSet) add(n uint64) bool {
+// Add adds a number; it reports false when n was in the set.
+func (o *OrdinalSet) Add(n uint64) bool {
 	if n == o.Floor+1 {
 		o.Floor = n
 		o.absorb()
@@ -74,6 +74,7 @@ func (o *OrdinalSet) countAbove() uint64 {
 	return n
 }
 
-func (o *OrdinalSet) clone() OrdinalSet {
+// Clone copies the set.
+func (o *OrdinalSet) Clone() OrdinalSet {
 	return OrdinalSet{Floor: o.Floor, Ranges: slices.Clone(o.Ranges)}
 }

@@ -14,7 +14,7 @@ func TestOrdinalSet(t *testing.T) {
 		var o OrdinalSet
 		in := map[uint64]bool{}
 		for _, n := range rapid.SliceOf(rapid.Uint64Range(1, 60)).Draw(t, "added") {
-			require.Equal(t, !in[n], o.add(n))
+			require.Equal(t, !in[n], o.Add(n))
 			in[n] = true
 		}
 		gaps := 0

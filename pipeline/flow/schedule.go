@@ -23,7 +23,7 @@ func (f *Flow) Schedule() {
 		for _, l := range s.lanes {
 			if from, to, ok := l.nextRead(f.window); ok {
 				l.loading = true
-				f.Reads = append(f.Reads, ReadRequest{Lane: l, From: from, To: to, AfterSeq: l.lastSeq, MaxBytes: f.window.bytes - l.readyBytes, Done: l.done.clone()})
+				f.Reads = append(f.Reads, ReadRequest{Lane: l, From: from, To: to, AfterSeq: l.lastSeq, MaxBytes: f.window.bytes - l.readyBytes, Done: l.done.Clone()})
 			}
 		}
 	}

@@ -25,6 +25,11 @@ def test_the_reference_example(tmp_path):
     assert "4 workers, dp 2, tp 2" in out and "step 30: loss 0.0" in out
 
 
+def test_the_rollouts_survive_a_killed_sampler(tmp_path):
+    out = run("rollouts.py", cwd=tmp_path)
+    assert "4 groups trained, 24 turns finished" in out and "WorkerLostError" in out, out
+
+
 def test_the_grpo_loop_learns_and_plots(tmp_path):
     out = run("grpo.py", "--steps", "40", "--group", "24", "--plot", "curve.svg", cwd=tmp_path)
     rewards = [float(line.split()[4]) for line in out.splitlines() if line.startswith("step")]

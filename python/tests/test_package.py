@@ -41,6 +41,7 @@ PUBLIC = {
     "Reservation",
     "ResourceManager",
     "ResultStream",
+    "Rollouts",
     "Router",
     "Scatter",
     "Session",

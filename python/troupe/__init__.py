@@ -50,6 +50,7 @@ from ._reference import Reference, put
 from ._register import Broadcast, Dispatch, Execute, Scatter, Split, register
 from ._resources import Reservation, ResourceManager
 from ._result_stream import ResultStream
+from ._rollouts import Rollouts
 from ._router import Router
 from ._session import Session, init, is_initialized, shutdown
 from ._span import span
@@ -96,6 +97,7 @@ __all__ = [
     "Reservation",
     "ResourceManager",
     "ResultStream",
+    "Rollouts",
     "Router",
     "Scatter",
     "Session",

@@ -1,0 +1,9 @@
+package rollouts_test
+
+import (
+	"testing"
+
+	"troupe/bus/bustest"
+)
+
+func TestMain(m *testing.M) { bustest.Main(m) }

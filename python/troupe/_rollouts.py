@@ -1,0 +1,337 @@
+"""Rollouts: groups of samples of one prompt, each of several turns, that train together. The engine is in Go; see
+docs/rollouts.md."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Iterator, Mapping
+from typing import Any
+
+from . import _check, _codec, _errors, _session
+from ._future import Asked
+from ._pipeline import Held, settle
+
+_Got = dict[str, Any]  # an answer of the core
+
+_WHY_NOT = "a part of a rollout may have been stored by anybody and is never pickled"
+
+
+class Turn:
+    """A turn to make: index counts from 0; sample.prompt and sample.turns are what came before."""
+
+    def __init__(self, sample: Sample, index: int) -> None:
+        self.sample, self.index = sample, index
+
+    def finish(self, *, last: bool = False, version: float | None = None, **fields: object) -> bool:
+        """Stores the fields of the turn, such as tokens and logprobs. When it returns they are on disk, and the turn is
+        never made again. Returns False if they were dropped, because another worker makes the sample by now.
+
+        - last: no turn follows.
+        - version: of the weights that made it; omitted: the current version when the sample was taken.
+        """
+        return self.sample._finish(self.index, last, version, fields)
+
+
+class Sample:
+    """One of the siblings of a group, from take, scoring or batch. Iterate over it to make its turns.
+
+    - group, index, attempt: its lineage.
+    - prompt: the value that was put; siblings: their number.
+    - turns: the finished turns, each a dict of its fields; versions: of the weights that made them.
+    - fields: what was set beside the turns, such as a reward.
+    """
+
+    def __init__(self, rollouts: Rollouts, got: _Got, held: int = 0) -> None:
+        self._rollouts, self._held, self._over = rollouts, held, False
+        self._limit, self._name, self._current = got["limit"], got["name"], got["version"]
+        self.group: int = got["group"]
+        self.index: int = got["index"]
+        self.attempt: int = got["attempt"]
+        self.siblings: int = got["of"]
+        self.prompt: Any = rollouts._decode(got["prompt"]).get("prompt")
+        self.turns: list[dict[str, Any]] = [rollouts._decode(turn["fields"]) for turn in got["turns"] or []]
+        self.versions: list[float] = [turn["version"] for turn in got["turns"] or []]
+        self.fields: dict[str, Any] = rollouts._decode(got["fields"])
+
+    def __iter__(self) -> Iterator[Turn]:
+        """Yields the turns that are not finished, until the last one is, or somebody else makes the sample. If the loop
+        is left before, the sample goes to another worker, which goes on after the last finished turn."""
+        try:
+            while not self._over:
+                turn = Turn(self, len(self.turns))
+                yield turn
+                if not self._over and len(self.turns) == turn.index:
+                    raise _errors.InvalidError(f"turn {turn.index} was not finished; call turn.finish(…)")
+        finally:
+            self.release()
+
+    def _finish(self, index: int, last: bool, version: float | None, fields: Mapping[str, object]) -> bool:
+        last = last or index + 1 >= self._limit
+        version = self._current if version is None else float(version)
+        r = self._rollouts
+        stored = bool(
+            r._verb("finish", held=self._held, at=index, last=last, version=version, fields=r._encode(fields))
+        )
+        if stored and index == len(self.turns):
+            self.turns.append(dict(fields))
+            self.versions.append(version)
+        self._over = self._over or last or not stored
+        return stored
+
+    def release(self) -> None:
+        """Gives the sample back, if it is not finished. Its finished turns stay."""
+        if not self._held:
+            return
+        held, self._held = self._held, 0
+        self._rollouts._release(held)
+
+    def __repr__(self) -> str:
+        return f"<Sample {self.group}/{self.index} attempt {self.attempt}, {len(self.turns)} turns>"
+
+
+class Group:
+    """A complete group: its prompt, its samples, and the version of the oldest weights that made a part of it."""
+
+    def __init__(self, rollouts: Rollouts, got: _Got) -> None:
+        self.id: int = got["id"]
+        self.version: float = got["version"]
+        self.prompt: Any = rollouts._decode(got["prompt"]).get("prompt")
+        self.samples: list[Sample] = [Sample(rollouts, one) for one in got["samples"] or []]
+        for sample in self.samples:
+            sample.prompt = self.prompt
+
+
+class RolloutBatch:
+    """Complete groups to train. done() ends them; if this process dies before, another trainer gets them. Used as a
+    block, `with r.batch(16) as batch`, it is done at the end, and given back if the block raises."""
+
+    def __init__(self, rollouts: Rollouts, got: _Got) -> None:
+        self._rollouts, self._held = rollouts, got["held"]
+        self.groups = [Group(rollouts, one) for one in got["groups"]]
+
+    def done(self) -> None:
+        """Marks the groups as trained, all or none. Raises FencedError if another trainer got one of them, because this
+        process did not answer for some seconds: then this training step must not count."""
+        held, self._held = self._held, 0
+        if not held:
+            raise _errors.InvalidError("this batch is done, or was given back")
+        try:
+            self._rollouts._verb("done", held=held)
+        except BaseException:
+            self._rollouts._release(held)  # unless it is done
+            raise
+
+    def release(self) -> None:
+        """Gives the groups back, for any trainer, unless they are done."""
+        held, self._held = self._held, 0
+        if held:
+            self._rollouts._release(held)
+
+    def __enter__(self) -> RolloutBatch:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None and self._held:
+            self.done()
+        self.release()
+
+    def __iter__(self) -> Iterator[Group]:
+        return iter(self.groups)
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+
+class Scoring:
+    """Samples that lack a field, for a block that sets it. What it does not set goes to another worker."""
+
+    def __init__(self, rollouts: Rollouts, got: _Got) -> None:
+        self._rollouts, self._held = rollouts, got["held"]
+        self.samples = [Sample(rollouts, one) for one in got["samples"] or []]
+
+    def __enter__(self) -> list[Sample]:
+        return self.samples
+
+    def __exit__(self, *_: object) -> None:
+        if self._held:
+            self._rollouts._release(self._held)
+
+
+class Rollouts(Held):
+    """Groups of rollouts, durable: each prompt has siblings, each sibling turns, and a group trains as a whole, once.
+
+        r = troupe.Rollouts("grpo", siblings=8, turns=4, fields=["reward"])       # the driver; it runs in this process
+        r.put("why?")
+
+        r = troupe.Rollouts.attach("grpo")                                       # a rollout worker
+        for sample in r.samples():
+            for turn in sample:
+                turn.finish(tokens=[1, 2, 3], logprobs=[-0.1, -0.2, -0.3])
+
+        with r.scoring("reward", 16) as samples:                                 # a reward worker
+            for sample in samples:
+                r.set(sample, reward=1.0)
+
+        with r.batch(groups=16) as batch:                                        # a trainer
+            train(batch.groups)
+
+    Several processes may create rollouts of one name: the first one runs them, the others stand by, and one of them
+    takes over when it dies.
+
+    - siblings, turns: samples of a prompt, and turns of a sample, at most.
+    - fields: names of fields that each sample needs beside its turns before its group is complete.
+    - open, bytes: groups that are not trained, and bytes of their parts, at most. A put waits while there are as many
+      groups, or half as many bytes: the groups grow.
+    - at_least, after: so many complete siblings are enough, `after` seconds after the first take of the group.
+    - timeout: seconds for one turn; then the sample goes to another worker.
+    - stale: drops a complete group whose oldest part is more than so much behind the current version.
+    - replicas: number of servers of a NATS cluster that store the data.
+
+    Methods block until they are done; in an event loop, call them in threads (asyncio.to_thread).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        siblings: int,
+        turns: int = 1,
+        fields: list[str] | tuple[str, ...] = (),
+        open: int = 1000,
+        bytes: int = 256 << 20,
+        at_least: int = 0,
+        after: float | None = None,
+        timeout: float | None = None,
+        stale: float | None = None,
+        replicas: int = 1,
+    ) -> None:
+        if isinstance(fields, str):
+            raise _errors.InvalidError(f"fields={fields!r} is a string; give a list of names")
+        spec = {
+            "siblings": siblings, "turns": turns, "fields": list(fields), "open": open, "bytes": bytes,
+            "at_least": at_least,
+        }  # fmt: skip
+        request = {
+            "name": name,
+            "spec": spec,
+            "after": _check.seconds("after", after) or 0.0,
+            "turn_timeout": _check.seconds("timeout", timeout) or 0.0,
+            "stale": float(stale or 0.0),
+            "replicas": replicas,
+        }
+        self._connect(name, "rollouts_open", request)
+
+    def _connect(self, name: str, op: str, request: Mapping[str, object]) -> None:
+        session = _session.current()
+        self.name = name
+        self._codec = _codec.Codec(why_not=_WHY_NOT, handles=True)
+        self._open(session, Asked(session.core, op, runtime=session.id, name=_session._who(), rollouts=request))
+
+    @classmethod
+    def attach(cls, name: str) -> Rollouts:
+        """Returns rollouts that another process runs, now or later: requests wait for it."""
+        rollouts = cls.__new__(cls)
+        rollouts._connect(name, "rollouts_attach", {"name": name})
+        return rollouts
+
+    @staticmethod
+    def remove(name: str) -> None:
+        """Deletes everything that rollouts which are not running have stored."""
+        session = _session.current()
+        Asked(session.core, "rollouts_remove", runtime=session.id, rollouts={"name": name}).now()
+
+    def _verb(self, verb: str, **fields: object) -> Any:
+        request = {"id": self._id, "verb": verb, **fields}
+        return Asked(self._session.core, "rollouts_verb", rollouts=request).now()
+
+    def _release(self, held: int) -> None:
+        """Gives back without waiting: if the answer is lost, the engine asks."""
+        if not self._session.closed and self._number is not None:
+            Asked(self._session.core, "rollouts_verb", rollouts={"id": self._id, "verb": "release", "held": held})
+
+    def _encode(self, fields: Mapping[str, object]) -> list[dict[str, object]]:
+        out: list[dict[str, object]] = []
+        for name, value in fields.items():
+            body = self._codec.encode(value)
+            out.append({"name": name, "body": body if isinstance(body, bytes) else body.join()})
+        return out
+
+    def _decode(self, fields: list[_Got] | None) -> _Got:
+        return {one["name"]: self._codec.decode(bytearray(one["body"])) for one in fields or []}
+
+    def put(
+        self,
+        prompt: object,
+        *,
+        number: int = 0,
+        source: str = "",
+        timeout: float | None = None,
+    ) -> None:
+        """Stores a prompt. Waits while too many groups are open, through restarts of the head and of the engine.
+
+        - number: of the prompt in its data, from 1. One that is not above the last number of its source was put before,
+          and is not stored again. stats()["numbers"] has the last ones: a driver that was restarted goes on from there.
+        """
+        self._verb(
+            "put",
+            number=_check.integer("number", number),
+            source=source,
+            fields=self._encode({"prompt": prompt}),
+            timeout=_check.seconds("timeout", timeout),
+        )
+
+    def take(self, timeout: float | None = None) -> Sample | None:
+        """Waits for a sample to make. Returns None if there is none in time."""
+        got = self._verb("take", timeout=_check.seconds("timeout", timeout))
+        return Sample(self, got["samples"][0], got["held"]) if got["held"] else None
+
+    def samples(self) -> Generator[Sample, None, None]:
+        """Yields samples to make, without end."""
+        while True:
+            sample = self.take()
+            assert sample is not None  # without a timeout it waits
+            yield sample
+
+    def scoring(self, field: str, count: int = 1, timeout: float | None = None) -> Scoring:
+        """Waits for finished samples that lack a field, up to count, for a `with` block that sets it. Nobody else gets
+        them meanwhile. Without any in time, the block gets an empty list."""
+        got = self._verb("scoring", field=field, count=count, timeout=_check.seconds("timeout", timeout))
+        return Scoring(self, got)
+
+    def set(self, sample: Sample | tuple[int, int], **fields: object) -> bool:
+        """Sets fields of a finished sample, given as a Sample or as (group, index). The first value of a field stays.
+        Returns False if the group has ended."""
+        group, index = (sample.group, sample.index) if isinstance(sample, Sample) else sample
+        name = sample._name if isinstance(sample, Sample) else ""
+        return bool(self._verb("set", group=group, index=index, name=name, fields=self._encode(fields)))
+
+    def batch(self, groups: int = 1, timeout: float | None = None) -> RolloutBatch | None:
+        """Waits for so many complete groups, and gives each to one trainer. Returns None if there are too few in
+        time."""
+        got = self._verb("batch", count=groups, timeout=_check.seconds("timeout", timeout))
+        return RolloutBatch(self, got) if got["held"] else None
+
+    def redispatch(self, group: int = 0) -> int:
+        """Takes the unfinished samples of a group, or of all groups, from their workers: others go on with them.
+        Returns their number."""
+        return int(self._verb("redispatch", group=group))
+
+    def set_version(self, version: float) -> None:
+        """Sets the current version of the weights. It can only grow."""
+        self._verb("version", version=float(version))
+
+    def stats(self) -> dict[str, object]:
+        """Returns the state: put, open, complete, loaned, trained and stale groups; free, held and unscored samples;
+        finished turns, redispatched samples, late answers; bytes; version; numbers; and by, the process that runs
+        them."""
+        stats: dict[str, object] = json.loads(self._verb("stats"))
+        return stats
+
+    def close(self, *, blocking: bool = True) -> Any:
+        """Ends what runs here, and gives back what this process holds. What is stored stays."""
+        if blocking and self._session.closed:
+            return None
+        return settle(Asked(self._session.core, "rollouts_close", rollouts={"id": self._id}), blocking)
+
+    def __repr__(self) -> str:
+        return f"<Rollouts {self.name}>"
