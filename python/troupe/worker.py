@@ -361,6 +361,7 @@ _unpickled: dict[bytes, Any] = {}  # classes of this process while it was a spar
 def prepare_class(config: Mapping[str, Any]) -> None:
     """Does what can be done before a spare knows its rank: the imports, and the class method prepare of the class."""
     os.environ.update(config.get("variables", {}))
+    _search(config.get("sys_path", []))
     for module in config.get("warm", ()):
         importlib.import_module(module)
     wanted = config.get("class") or {}
@@ -433,9 +434,11 @@ def prepare(host: Host) -> None:
             "take it out of the driver's "
             "sys.path, or ship a folder with init(working_dir=…)"
         )
-    for path in paths:
-        if path not in sys.path:
-            sys.path.append(path)
+    _search(paths)
+
+
+def _search(paths: Sequence[str]) -> None:
+    sys.path.extend(path for path in paths if path not in sys.path)
 
 
 def main() -> int:
