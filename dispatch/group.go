@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"slices"
 	"sync"
@@ -25,6 +26,12 @@ type Group struct {
 	GensFunc func() map[int]uint32
 	// Gate delays calls to restarting ranks. Nil: calls are never delayed.
 	Gate *Gate
+	// Listed names the ranks in messages to the whole role, because other workers may subscribe too: those that are being added, and
+	// those that finish their calls before they leave.
+	Listed bool
+
+	sending sync.RWMutex // held while a call is sent; guards what follows
+	retired bool
 
 	plans sync.Map // Mode → *plan.Plan
 }
@@ -84,6 +91,7 @@ type Call struct {
 // change until the call is over or DoneFunc is called.
 type Encoded struct {
 	Plan   *plan.Plan
+	World  int // size of the role that the plan is for; zero: any that has its ranks
 	Bodies [][]byte
 	// DoneFunc is called when the body of a part is no longer read; see calls.Part. It may be nil.
 	DoneFunc func(part int)
@@ -94,9 +102,23 @@ type Resolver interface {
 	Value(ctx context.Context) (any, error)
 }
 
+// ErrResized is the error of a call that was planned for another size of the role. It was not sent: plan it again.
+var ErrResized = errors.New("the role has been resized since the call was planned")
+
+// Retire refuses calls from now on, with ErrResized: another Group has taken its place. When it returns, every call of this Group has
+// been sent, or will not be.
+func (g *Group) Retire() {
+	g.sending.Lock()
+	defer g.sending.Unlock()
+	g.retired = true
+}
+
 // Go sends the call and returns at once; only arguments that are futures are awaited, under ctx. A mistake in the call
 // is ErrInvalid, and nothing is sent then. The end of ctx cancels the call.
 func (g *Group) Go(ctx context.Context, c Call) (*Future, error) {
+	if e := c.Encoded; e != nil && e.World != 0 && e.World != g.Mesh.World() {
+		return nil, ErrResized
+	}
 	var named []wire.Reference // arguments that are references; retained for the call
 	shards, call, err := g.prepare(ctx, c, &named)
 	if err != nil {
@@ -126,6 +148,9 @@ func (g *Group) Go(ctx context.Context, c Call) (*Future, error) {
 	}
 	if err != nil {
 		release()
+		if errors.Is(err, ErrResized) {
+			return nil, err
+		}
 		return nil, g.describeError(c, err)
 	}
 	f := &Future{gather: gather, shards: shards, call: c, role: g.To.Role, doneCh: ctx.Done()}
@@ -137,6 +162,11 @@ func (g *Group) Go(ctx context.Context, c Call) (*Future, error) {
 
 // scatter sends the call, or lets it wait for restarting ranks.
 func (g *Group) scatter(ctx context.Context, c Call, call calls.Call) (*calls.Gather, error) {
+	g.sending.RLock()
+	defer g.sending.RUnlock()
+	if g.retired {
+		return nil, ErrResized
+	}
 	if g.Gate == nil || c.Control {
 		return g.Endpoint.Scatter(ctx, call)
 	}
@@ -195,7 +225,7 @@ func (g *Group) parts(ctx context.Context, c Call, named *[]wire.Reference) (*pl
 func (g *Group) encoded(e *Encoded) []calls.Part {
 	parts := make([]calls.Part, len(e.Plan.Parts))
 	for i, p := range e.Plan.Parts {
-		parts[i] = calls.Part{Scope: g.scope(p.Target), Ranks: p.Ranks, Some: p.Target.Partial, NoData: p.Shard == plan.NoData, Body: e.Bodies[i]}
+		parts[i] = calls.Part{Scope: g.scope(p.Target), Ranks: p.Ranks, Some: g.some(p.Target), NoData: p.Shard == plan.NoData, Body: e.Bodies[i]}
 		if e.DoneFunc != nil && len(e.Bodies[i]) > values.MaxInline {
 			parts[i].DoneFunc = func() { e.DoneFunc(i) }
 		}
@@ -316,7 +346,7 @@ func (g *Group) encode(s *plan.Shards, names []string) ([]calls.Part, error) {
 		if err != nil {
 			return nil, err
 		}
-		parts[i] = calls.Part{Scope: g.scope(p.Target), Ranks: p.Ranks, Some: p.Target.Partial, NoData: p.Shard == plan.NoData, Body: body}
+		parts[i] = calls.Part{Scope: g.scope(p.Target), Ranks: p.Ranks, Some: g.some(p.Target), NoData: p.Shard == plan.NoData, Body: body}
 	}
 	return parts, nil
 }
@@ -366,6 +396,11 @@ func (e *argEncoder) value(b []byte, i int, v any) ([]byte, error) {
 		e.shared[i] = b[start:len(b):len(b)]
 	}
 	return b, err
+}
+
+// some reports whether a message names its ranks, of those that receive it.
+func (g *Group) some(t plan.Target) bool {
+	return t.Partial || g.Listed && t.Kind == plan.ToRole
 }
 
 func (g *Group) scope(t plan.Target) calls.Scope {

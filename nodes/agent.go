@@ -38,6 +38,7 @@ type Agent struct {
 	// Set by Run before any goroutine starts, and constant afterwards.
 	identity    string
 	forkServers *forkServers
+	spares      *spares
 	spawner     *spawner
 	treeKiller  *proctree.Killer
 	uploader    *logUploader
@@ -109,6 +110,7 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 	defer a.pipes.Close()
 	a.spawner, a.treeKiller, a.uploader = newSpawner(), proctree.NewKiller(), newLogUploader(a.cfg.Bus)
 	a.feeds, a.forkServers = newOutputFeeds(a.cfg.Bus), newForkServers(a, a.cfg.ForkIdle)
+	a.spares = newSpares(a)
 	defer a.uploader.close()
 	defer a.feeds.close()
 	defer a.debuggers.expire(time.Now(), true)
@@ -136,6 +138,7 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 		why = cause.Error()
 	}
 	a.stopWorkers(why)
+	a.spares.close()
 	a.forkServers.close()
 	stop() // only now: no worker is left on the nodes
 	reporters.Wait()
@@ -202,7 +205,7 @@ func (a *Agent) awaits(pid int) bool {
 			return true
 		}
 	}
-	return a.forkServers.awaits(pid)
+	return a.forkServers.awaits(pid) || a.spares.awaits(pid)
 }
 
 // workerDir is the folder of a worker, or of a fork server, in the run folder.
@@ -239,6 +242,7 @@ func (a *Agent) maintain(ctx context.Context, failedCh <-chan error) error {
 			a.feeds.forget(hosted)
 			a.debuggers.expire(time.Now(), false)
 			a.forkServers.maintain(time.Now())
+			a.spares.maintain(time.Now())
 		}
 	}
 }
@@ -330,8 +334,9 @@ func (a *Agent) workerGone(w *worker) {
 		return
 	}
 	w.mu.Lock()
-	asked := w.stopping
+	asked, why := w.stopping, w.why
 	w.mu.Unlock()
+	a.spares.workerGone(role, asked && why == "")
 	if asked {
 		a.ports.release(role)
 		if a.hosts(role) { // a worker was started meanwhile, for a restart of the role

@@ -18,7 +18,7 @@ var inherited = []string{"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC
 
 // reservedVariables lists the variables that only an agent may set, deviceNames those that a launch may set with Program.OwnVariables.
 var (
-	reservedVariables = []string{proctree.MarkerEnv, AssignmentEnv, gpu.SimUseEnv}
+	reservedVariables = []string{proctree.MarkerEnv, AssignmentEnv, SpareEnv, gpu.SimUseEnv}
 	deviceNames       = []string{"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"}
 )
 

@@ -65,6 +65,8 @@ type Launch struct {
 	Token       uint64  `msgpack:"token"`
 	Program     Program `msgpack:"program"`
 	Workers     []Start `msgpack:"workers"`
+	// Spares is how many processes of the role the agent keeps in advance for its next workers; Command understands SpareEnv.
+	Spares int `msgpack:"spares,omitempty"`
 	// Output is the part of the workers' output that is sent to the driver (Client.ReceiveOutput).
 	Output OutputMode `msgpack:"output,omitempty"`
 	// OutputTo is the address whose output subject receives it. Nil: that of the role.

@@ -25,6 +25,9 @@ import (
 // launch sets none.
 const workersDir = "workers"
 
+// assignmentFile is the name of the assignment file in the folder of a worker or a spare.
+const assignmentFile = "assignment.json"
+
 // termGrace is the time between SIGTERM and SIGKILL.
 const termGrace = 2 * time.Second
 
@@ -148,30 +151,35 @@ func (w *worker) spawn() error {
 	if feed != nil {
 		feed.join()
 	}
+	w.node.agent.spares.keep(w, p)
 	w.node.agent.group.Go(bus.Guard(func() { w.supervise(child, out) }))
 	return nil
 }
 
 // startInCgroup starts the process in a control group of its own, where the system permits it.
 func (w *worker) startInCgroup(p processSpec) (process, error) {
-	server, err := w.forkServer(p)
-	if err != nil {
-		return process{}, err
+	one := w.node.agent.spares.take(w)
+	var server *forkServer
+	if one == nil {
+		var err error
+		if server, err = w.forkServer(p); err != nil {
+			return process{}, err
+		}
 	}
 	path, folder := w.node.agent.cgroups.Make(w.marker)
 	if folder == nil {
-		return w.startProcess(server, p)
+		return w.startProcess(one, server, p)
 	}
 	defer func() { _ = folder.Close() }()
 	grouped := p
 	grouped.cgroup = int(folder.Fd())
-	child, err := w.startProcess(server, grouped)
+	child, err := w.startProcess(one, server, grouped)
 	if err == nil {
 		w.cgroup = path
 		return child, nil
 	}
 	proctree.RemoveCgroup(path)
-	return w.startProcess(server, p) // without a group; if the group was not the cause, this returns the error
+	return w.startProcess(nil, server, p) // without a group; if the group was not the cause, this returns the error
 }
 
 // forkServer is the fork server of the worker, which is ready; nil: the worker is started by its command. The only error is
@@ -193,8 +201,15 @@ func (w *worker) forkServer(p processSpec) (*forkServer, error) {
 	return server, nil
 }
 
-// startProcess forks the process from the fork server, if there is one, or starts its command.
-func (w *worker) startProcess(server *forkServer, p processSpec) (process, error) {
+// startProcess makes a spare the process, or forks it from the fork server, if there is one, or starts its command.
+func (w *worker) startProcess(one *spare, server *forkServer, p processSpec) (process, error) {
+	if one != nil {
+		child, err := w.node.agent.spares.become(one, p)
+		if err == nil {
+			return child, nil
+		}
+		w.node.agent.cfg.Logger.Warn("nodes: a spare could not take a worker over, which is started instead", "worker", w.ID.String(), "error", err)
+	}
 	if server != nil {
 		child, err := w.node.agent.forkServers.fork(server, p)
 		if err == nil || p.cgroup >= 0 && errors.Is(err, errCannotFork) {
@@ -289,7 +304,7 @@ func (w *worker) writeAssignment() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	path := filepath.Join(w.dir, "assignment.json")
+	path := filepath.Join(w.dir, assignmentFile)
 	if err := os.MkdirAll(w.dir, 0o700); err != nil {
 		return "", err
 	}

@@ -2,6 +2,7 @@ package roles
 
 import (
 	"context"
+	"errors"
 
 	"troupe/actors"
 	"troupe/bus/values"
@@ -40,11 +41,16 @@ func (c *Cluster) Go(ctx context.Context, call dispatch.Call) (*dispatch.Future,
 
 // send sends a call. Losses that became known while it was sent are reported to it too.
 func (c *Cluster) send(ctx context.Context, call dispatch.Call) (*dispatch.Future, error) {
-	f, err := c.shape.Load().Go(ctx, call)
-	if err == nil {
-		c.life.repeat()
+	for {
+		f, err := c.shape.Load().Go(ctx, call)
+		if errors.Is(err, dispatch.ErrResized) && (call.Encoded == nil || call.Encoded.World == 0) {
+			continue // the role got another size while the call was planned
+		}
+		if err == nil {
+			c.life.repeat()
+		}
+		return f, err
 	}
-	return f, err
 }
 
 // Err is why the role takes no calls any more: it has failed, was destroyed, or this handle is closed. Nil: it takes calls.

@@ -23,6 +23,7 @@ const (
 	eventFailed   = "worker_failed"
 
 	eventRestart  = "role_restarting"
+	eventResize   = "role_resized"
 	eventClaimed  = "role_claimed"  // the registry had lost the record of a role that runs
 	eventOrphaned = "role_orphaned" // a role or reservation ends because its driver is dead
 

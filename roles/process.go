@@ -18,9 +18,11 @@ import (
 )
 
 const (
-	defaultRestarts   = 3
+	defaultRestarts   = 5
+	restartWindow     = 10 * time.Minute
 	defaultBackoff    = time.Second
 	defaultMaxBackoff = time.Minute
+	maxSpares         = 64
 )
 
 // Process runs the workers of a role as processes on the nodes, with reserved resources.
@@ -70,12 +72,17 @@ type Process struct {
 	// PlaceTimeout bounds the queue time of the reservation. Zero: StartTimeout.
 	PlaceTimeout time.Duration
 
-	// Policy is what happens when a worker fails. Restarts limits the restarts of the role; zero: three. Backoff is the
-	// pause before the first, which doubles with each up to MaxBackoff; zero: a second and a minute.
+	// Policy is what happens when a worker fails. Restarts limits the restarts of the role within ten minutes; zero: five. One more
+	// loss fails the role, with the causes of all of them. Backoff is the pause before the first, which doubles with each up to
+	// MaxBackoff; zero: a second and a minute, or none with Spares.
 	Policy     Policy
 	Restarts   int
 	Backoff    time.Duration
 	MaxBackoff time.Duration
+	// Spares is how many processes each agent that runs workers of the role keeps in advance for the next ones, which have done their
+	// imports: a lost worker then has a new process at once. They hold no devices. Command must understand nodes.SpareEnv, as Main and
+	// Python's workers do; with RankEnv there are none.
+	Spares int
 }
 
 // Policy is the reaction to the failure of a worker; the role's record has it too.
@@ -132,7 +139,7 @@ func (p *Process) withDefaults(startTimeout time.Duration) *Process {
 	if out.Restarts == 0 {
 		out.Restarts = defaultRestarts
 	}
-	if out.Backoff == 0 {
+	if out.Backoff == 0 && out.Spares == 0 {
 		out.Backoff = defaultBackoff
 	}
 	if out.MaxBackoff == 0 {
@@ -185,6 +192,9 @@ func (p *Process) check(role string, world int) error {
 	}
 	if p.Dir != "" && p.Ship != "" {
 		bad("Dir %s and Ship %s are both set: a shipped folder becomes the working folder; set one", p.Dir, p.Ship)
+	}
+	if p.Spares < 0 || p.Spares > maxSpares {
+		bad("Spares %d must be from 0 to %d", p.Spares, maxSpares)
 	}
 	if p.PlaceTimeout < 0 || p.Backoff < 0 || p.MaxBackoff < 0 || p.Restarts < 0 {
 		bad("PlaceTimeout %v, Backoff %v, MaxBackoff %v and Restarts %d must not be negative", p.PlaceTimeout, p.Backoff, p.MaxBackoff, p.Restarts)

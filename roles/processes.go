@@ -222,6 +222,9 @@ func (w *workforce) launchOn(ctx context.Context, at launchTarget, ranks []int, 
 	program := w.program
 	w.mu.Unlock()
 	order := nodes.Launch{Node: node, Reservation: held.ID, Token: held.Token, Over: held.Over, Program: program}
+	if rec.ReplacesWorkers() {
+		order.Spares = params.Spares
+	}
 	order.Output, order.OutputTo = w.c.output.outputMode()
 	for _, rank := range ranks {
 		assigned := params.assignment(rec, rank)

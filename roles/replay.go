@@ -181,6 +181,7 @@ func (k *replayer) recordReplay(call *dispatch.Call) {
 	over, inside := call.OverFunc, call.Inside
 	call.PreparedFunc = func(b *calls.Call) error {
 		record.World, record.Meta = b.World, b.Meta
+		record.Size, record.Parts = 0, nil // the call is planned again if the role is resized meanwhile
 		for i := range b.Parts {
 			record.Size += len(b.Parts[i].Body)
 		}

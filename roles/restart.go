@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"troupe/actors"
@@ -136,7 +137,7 @@ func (m *recovery) restart() {
 	switch {
 	case errors.Is(err, errTooManyRestarts):
 		why := *first.why()
-		why.Message = fmt.Sprintf("%s (after %d restarts, the maximum)", why.Message, params.Restarts)
+		why.Message = fmt.Sprintf("%s (after %d restarts within %v, the maximum%s)", why.Message, params.Restarts, restartWindow, earlierCauses(rec, why.Message))
 		giveUp(&why, true)
 		return
 	case err != nil: // the record has changed, or the write failed
@@ -218,10 +219,14 @@ func (m *recovery) beginRestart(rec registry.RoleRecord, lost []loss, first loss
 			return errReplaced
 		}
 		if counts {
-			if r.Restarts++; r.Restarts > params.Restarts {
+			now := time.Now().UTC()
+			r.Recent = slices.DeleteFunc(slices.Clone(r.Recent), func(o registry.RecentRestart) bool { return now.Sub(o.At) > restartWindow })
+			if len(r.Recent) >= params.Restarts {
 				return errTooManyRestarts
 			}
-			n = r.Restarts
+			r.Restarts++
+			r.Recent = append(r.Recent, registry.RecentRestart{At: now, Why: wire.Clip(first.why().Message)})
+			n = len(r.Recent)
 		}
 		r.Generations++
 		for _, rank := range ranks {
@@ -240,6 +245,20 @@ func (m *recovery) beginRestart(rec registry.RoleRecord, lost []loss, first loss
 		m.saw(m.c.Record())
 	}
 	return err
+}
+
+// earlierCauses is the causes of the restarts that count against the maximum, each once, except one that is told already.
+func earlierCauses(rec registry.RoleRecord, told string) string {
+	var causes []string
+	for _, r := range rec.Recent {
+		if r.Why != wire.Clip(told) && !slices.Contains(causes, r.Why) {
+			causes = append(causes, r.Why)
+		}
+	}
+	if len(causes) == 0 {
+		return ""
+	}
+	return "; before: " + strings.Join(causes, "; ")
 }
 
 // nodesToAvoid is the nodes on which lost workers cannot be started again: those they were evicted from, and those that

@@ -4,44 +4,94 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"time"
 
+	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/calls"
+	"troupe/bus/wire"
 	"troupe/dispatch"
 	"troupe/placement"
 	"troupe/roles/life"
 	"troupe/roles/registry"
 )
 
+var errRestarting = errors.New("workers are being restarted")
+
 // sizer changes the size of a role.
 type sizer struct{ c *Cluster }
 
 // applyMesh applies the mesh of the record; pending calls keep the one they were sent with.
 func (z *sizer) applyMesh(rec registry.RoleRecord) {
-	z.c.shape.Store(&dispatch.Group{
+	old := z.c.shape.Swap(&dispatch.Group{
 		Endpoint: z.c.rt.ep, To: z.c.to, Mesh: rec.Mesh, MeshName: defaultMesh, Ordered: rec.Ordered, GensFunc: z.c.life.generations, Gate: &z.c.gate,
+		Listed: rec.Process && !rec.Ordered,
 	})
+	if old != nil {
+		old.Retire()
+	}
 }
 
-// Grow adds n workers to a role of processes, with a reservation of their own, as its last ranks: more data-parallel
-// replicas. Before they take calls, the methods declared Replay are called on them with the arguments of their last call; Grow is
-// refused if those differ between replicas. Other workers are not affected. Other processes are told of the new size.
+// Resize gives a role of processes so many replicas, by adding or removing the last ones; a replica has the ranks of one
+// data-parallel index. No call fails because of it, in whichever process it is made: ranks that are added have been called with the
+// last arguments of the methods declared Replay before they take calls, and ranks that are removed finish their calls first, for as
+// long as ctx permits. It waits while workers are being restarted, and returns when the size is the wanted one.
+func (c *Cluster) Resize(ctx context.Context, replicas int) error {
+	for {
+		err := c.sizer.resizeTo(ctx, func(rec registry.RoleRecord) int { return replicas * rec.Mesh.TP * rec.Mesh.CP * rec.Mesh.PP })
+		_, recovers := c.life.recovers(0)
+		if !errors.Is(err, errRestarting) && !(recovers && errors.Is(err, bus.ErrConflict)) {
+			return err
+		}
+		if err := c.WaitReady(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+// Grow adds n workers to a role of processes, as Resize does.
 func (c *Cluster) Grow(ctx context.Context, n int) error {
-	mesh, err := c.sizer.resized(n)
-	if err != nil {
+	return c.sizer.resizeTo(ctx, func(rec registry.RoleRecord) int { return rec.World + n })
+}
+
+// Shrink stops the last n workers of a role of processes, as Resize does.
+func (c *Cluster) Shrink(ctx context.Context, n int) error {
+	if n <= 0 {
+		return bus.Errorf(bus.CodeInvalid, "role %s: shrink by %d workers: the number must be positive", c.Name(), n)
+	}
+	return c.sizer.resizeTo(ctx, func(rec registry.RoleRecord) int { return rec.World - n })
+}
+
+// resizeTo gives the role another size; one caller at a time.
+func (z *sizer) resizeTo(ctx context.Context, size func(registry.RoleRecord) int) error {
+	if err := z.c.ender.lockDestroy(ctx); err != nil {
 		return err
 	}
-	if err := c.ender.lockDestroy(ctx); err != nil {
+	defer func() { <-z.c.ender.destroyCh }()
+	rec := z.c.Record()
+	n := size(rec) - rec.World
+	mesh, err := z.resized(n)
+	switch {
+	case err != nil || n == 0:
 		return err
+	case n > 0:
+		return z.grow(ctx, n, mesh)
 	}
-	defer func() { <-c.ender.destroyCh }()
+	return z.shrink(ctx, mesh)
+}
+
+// grow adds n workers, with a reservation of their own, as the last ranks. Other processes are told of the new size.
+func (z *sizer) grow(ctx context.Context, n int, mesh dispatch.Mesh) error {
+	c := z.c
 	ctx, cancel := context.WithTimeout(ctx, c.spec.StartTimeout)
 	defer cancel()
 	first := c.Record().World
 	ranks := registry.RoleRecord{World: first + n}.AllRanks()[first:]
-	if err := c.sizer.checkReplays(ctx, ranks); err != nil {
+	if err := z.checkReplays(ctx, ranks); err != nil {
 		return err
 	}
-	if err := c.sizer.reserveMore(ctx, n); err != nil {
+	if err := z.reserveMore(ctx, n); err != nil {
 		return err
 	}
 	rec := c.Record()
@@ -49,7 +99,8 @@ func (c *Cluster) Grow(ctx context.Context, n int) error {
 	for _, rank := range ranks {
 		c.life.feed(life.Event{Kind: life.Expect, Rank: rank, Gen: rec.Placements[rank].Gen})
 	}
-	if err = c.workforce.launch(ctx, ranks, rec); err == nil {
+	err := c.workforce.launch(ctx, ranks, rec)
+	if err == nil {
 		err = c.workforce.awaitReady(ctx, ranks)
 	}
 	if err == nil {
@@ -62,14 +113,87 @@ func (c *Cluster) Grow(ctx context.Context, n int) error {
 		err = c.record.edit(ctx, func(r *registry.RoleRecord) { r.World, r.Mesh = rec.World, mesh })
 	}
 	if err != nil {
-		c.sizer.removeFrom(context.WithoutCancel(ctx), first)
+		z.removeFrom(context.WithoutCancel(ctx), first)
 		return err
 	}
-	c.sizer.resize(c.Record())
+	z.resize(c.Record())
 	c.liveness.expectAll()
-	c.sizer.announceSize(ranks)
+	z.announceSize(ranks)
+	c.output.emit(eventResize, nil, "", fmt.Sprintf("%d workers, %d more", rec.World, n))
 	c.replayer.replayLate(ranks) // calls that ended after the others were repeated
 	return nil
+}
+
+// shrink removes the last ranks, to the size of the mesh.
+func (z *sizer) shrink(ctx context.Context, mesh dispatch.Mesh) error {
+	c := z.c
+	if err := c.record.edit(ctx, func(r *registry.RoleRecord) { r.World, r.Mesh = mesh.World(), mesh }); err != nil {
+		return err
+	}
+	rec := c.Record()
+	z.resize(rec) // no new call goes to the removed ranks
+	leaving := rec.PlacedRanks()[rec.World:]
+	z.announceSize(leaving)
+	c.output.emit(eventResize, nil, "", fmt.Sprintf("%d workers, %d fewer", rec.World, len(leaving)))
+	z.drain(ctx, leaving)
+	for _, rank := range leaving {
+		c.life.feed(life.Event{Kind: life.Remove, Rank: rank})
+	}
+	err := c.workforce.stopProcesses(ctx, leaving, c.spec.StopGrace, stopInOrder)
+	z.removeFrom(ctx, rec.World)
+	return err
+}
+
+const (
+	drainPoll  = 20 * time.Millisecond  // interval of asking leaving ranks for their calls
+	drainQuiet = 250 * time.Millisecond // how long they must have had none: processes that have not been told may call them
+)
+
+// drain returns when ranks that leave have finished their calls, or ctx has ended.
+func (z *sizer) drain(ctx context.Context, leaving []int) {
+	quietSince := time.Time{}
+	for ctx.Err() == nil {
+		switch busy := z.busy(ctx, leaving); {
+		case busy:
+			quietSince = time.Time{}
+		case quietSince.IsZero():
+			quietSince = time.Now()
+		case time.Since(quietSince) > drainQuiet:
+			return
+		}
+		select {
+		case <-time.After(drainPoll):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// busy reports whether some of the ranks run calls, or have some in their queues. A lost one has none.
+func (z *sizer) busy(ctx context.Context, ranks []int) bool {
+	parts := make([]calls.Part, len(ranks))
+	for i, rank := range ranks {
+		parts[i] = calls.Part{Scope: calls.OneRank(rank), Ranks: []int{rank}}
+	}
+	g, err := z.c.rt.ep.Scatter(ctx, calls.Call{
+		To: z.c.to, Method: actors.VerbInfo, Control: true, World: slices.Max(ranks) + 1, Parts: parts, Gens: z.c.life.generations(), Timeout: agentProbe,
+	})
+	if err != nil {
+		return false
+	}
+	<-g.Done() // ends with its timeout
+	for _, a := range g.Arrived() {
+		var info actors.Info
+		switch {
+		case errors.Is(a.Err, bus.ErrTimedOut):
+			return true
+		case a.Err != nil || wire.Unmarshal(a.Body, &info) != nil:
+			continue
+		}
+		if len(info.Calls) > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // announceSize makes other clusters of the role read the record, in this process and in others.
@@ -92,34 +216,6 @@ func (z *sizer) checkReplays(ctx context.Context, ranks []int) error {
 	return nil
 }
 
-// Shrink stops the last n workers of a role of processes; running calls may finish within the spec's grace.
-func (c *Cluster) Shrink(ctx context.Context, n int) error {
-	if n <= 0 {
-		return bus.Errorf(bus.CodeInvalid, "role %s: shrink by %d workers: the number must be positive", c.Name(), n)
-	}
-	mesh, err := c.sizer.resized(-n)
-	if err != nil {
-		return err
-	}
-	if err := c.ender.lockDestroy(ctx); err != nil {
-		return err
-	}
-	defer func() { <-c.ender.destroyCh }()
-	if err := c.record.edit(ctx, func(r *registry.RoleRecord) { r.World, r.Mesh = mesh.World(), mesh }); err != nil {
-		return err
-	}
-	rec := c.Record()
-	c.sizer.resize(rec) // no new call goes to the removed ranks
-	c.sizer.announceSize(rec.PlacedRanks()[rec.World:])
-	leaving := rec.PlacedRanks()[rec.World:]
-	for _, rank := range leaving {
-		c.life.feed(life.Event{Kind: life.Remove, Rank: rank})
-	}
-	err = c.workforce.stopProcesses(ctx, leaving, c.spec.StopGrace, stopInOrder)
-	c.sizer.removeFrom(ctx, rec.World)
-	return err
-}
-
 // resized is the mesh of the role with n more workers.
 func (z *sizer) resized(n int) (dispatch.Mesh, error) {
 	rec := z.c.Record()
@@ -133,7 +229,7 @@ func (z *sizer) resized(n int) (dispatch.Mesh, error) {
 	case z.c.origin != created:
 		return refuse("another driver created it, and has the start parameters of its workers")
 	case rec.State == registry.RoleRestarting:
-		return refuse("workers are being restarted; wait until it is ready")
+		return rec.Mesh, bus.Errorf(bus.CodeRefused, "role %s cannot be resized: %w; wait until it is ready", z.c.Name(), errRestarting)
 	case rec.Ordered:
 		return refuse("it is ordered, and the size of a sequencer is fixed")
 	case rec.Mesh.PP > 1:

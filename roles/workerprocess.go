@@ -31,6 +31,9 @@ const workerGrace = 5 * time.Second
 //		...
 //	}
 func Main(classes ...*actors.Class) {
+	if err := nodes.AwaitTakeover(); err != nil {
+		os.Exit(1) // the agent starts another process
+	}
 	path := os.Getenv(nodes.AssignmentEnv)
 	if path == "" {
 		return

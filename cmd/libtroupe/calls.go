@@ -116,8 +116,9 @@ func (c *core) call(token, id uint64, blob []byte) error {
 	}
 	on, err := c.cluster(id)
 	var p *plan.Plan
+	var world int
 	if err == nil {
-		p, err = on.planOf(int(h.plan))
+		p, world, err = on.planOf(int(h.plan))
 	}
 	r := &callReport{core: c, token: token, need: int(h.need), large: large, keep: h.flags&callKeep != 0}
 	if errors.Is(err, errResized) { // the caller plans again
@@ -136,7 +137,7 @@ func (c *core) call(token, id uint64, blob []byte) error {
 		r.collect = p.Collect
 	}
 	call := dispatch.Call{
-		Method: method, Object: object, Encoded: &dispatch.Encoded{Plan: p, Bodies: bodies}, Need: int(h.need),
+		Method: method, Object: object, Encoded: &dispatch.Encoded{Plan: p, World: world, Bodies: bodies}, Need: int(h.need),
 		Timeout: r.limits.timeout, NoCollect: h.flags&callNoCollect != 0,
 		CollectAll: h.flags&callCollectAll != 0, Control: h.flags&callControl != 0, NoWait: h.flags&callNoWait != 0,
 		OverFunc: r.over, Memory: c.memory, Keep: r.keep, Counted: true, Arguments: arguments, Inside: inside, OnDevice: h.flags&callOnDevice != 0,
@@ -156,6 +157,11 @@ func (c *core) call(token, id uint64, blob []byte) error {
 		f, err = on.Go(c.scopeOf(r.limits.ctx, scope), call)
 		return h.flags&callMore == 0
 	})
+	if errors.Is(err, errResized) {
+		r.core.removeReport(r)
+		large.freeAll()
+		return err
+	}
 	if err != nil {
 		r.refused(err)
 		return nil

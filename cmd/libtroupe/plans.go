@@ -117,7 +117,7 @@ type rolePlan struct {
 }
 
 // errResized is the error of a plan that was made for another size of the role.
-var errResized = bus.Errorf(bus.CodeConflict, "the role has been resized since the call was planned")
+var errResized = dispatch.ErrResized
 
 func (p rolePlan) check(role string, world int) error {
 	if !p.someRanks {
@@ -143,13 +143,16 @@ func (cl *cluster) addPlan(p rolePlan) int {
 	return len(cl.plans) - 1
 }
 
-// planOf is a plan that holds for the present size of the role.
-func (cl *cluster) planOf(i int) (*plan.Plan, error) {
+// planOf is a plan that holds for the present size of the role, and the size that it is for; zero: any.
+func (cl *cluster) planOf(i int) (*plan.Plan, int, error) {
 	cl.mu.Lock()
 	defer cl.mu.Unlock()
 	if i < 0 || i >= len(cl.plans) {
-		return nil, bus.Errorf(bus.CodeInvalid, "unknown plan %d", i)
+		return nil, 0, bus.Errorf(bus.CodeInvalid, "unknown plan %d", i)
 	}
-	p := cl.plans[i]
-	return p.Plan, p.check(cl.Name(), cl.WorldSize())
+	p, world := cl.plans[i], 0
+	if !p.someRanks {
+		world = p.world
+	}
+	return p.Plan, world, p.check(cl.Name(), cl.WorldSize())
 }

@@ -45,8 +45,9 @@ type request struct {
 	Output     outputRequest   `msgpack:"output"`
 	Rollouts   rolloutsRequest `msgpack:"rollouts"`
 
-	Ranks   []int   `msgpack:"ranks"`
-	Timeout float64 `msgpack:"timeout"` // seconds; 0: none
+	Ranks    []int   `msgpack:"ranks"`
+	Replicas int     `msgpack:"replicas"`
+	Timeout  float64 `msgpack:"timeout"` // seconds; 0: none
 
 	Assignment string     `msgpack:"assignment"` // path of the file
 	Error      *bus.Error `msgpack:"error"`
@@ -148,6 +149,7 @@ func init() {
 		"stacks":       (*core).stacks,          // cluster, ranks → stacks of the workers, and as text
 		"interrupt":    (*core).interrupt,       // cluster, ranks → the ranks with the names of their interrupted methods
 		"wait_ready":   (*core).waitReady,       // cluster, timeout → nil: waits until no worker is being restarted
+		"resize":       (*core).resize,          // cluster, replicas, timeout → nil: grows or shrinks the role
 		"worker_open":  (*core).workerOpen,      // assignment → its content
 		"worker_start": (*core).workerStart,     // → nil: starts the worker
 		"worker_fail":  (*core).workerFail,      // error → nil: reports that the worker cannot start
@@ -567,12 +569,27 @@ func (c *core) waitReady(ctx context.Context, r *request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if r.Timeout > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, seconds(r.Timeout))
-		defer cancel()
-	}
+	ctx, cancel := r.within(ctx)
+	defer cancel()
 	return nil, cl.WaitReady(ctx)
+}
+
+func (c *core) resize(ctx context.Context, r *request) (any, error) {
+	cl, err := c.cluster(r.Cluster)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := r.within(ctx)
+	defer cancel()
+	return nil, cl.Resize(ctx, r.Replicas)
+}
+
+// within is the context for the timeout of a request, if it has one.
+func (r *request) within(ctx context.Context) (context.Context, context.CancelFunc) {
+	if r.Timeout > 0 {
+		return context.WithTimeout(ctx, seconds(r.Timeout))
+	}
+	return context.WithCancel(ctx)
 }
 
 // workerInfo describes the worker of this process and its runtime.

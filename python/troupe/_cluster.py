@@ -694,6 +694,27 @@ class Cluster(_introspection.PublicNames, _codec.Walked, Generic[W]):
             self._core, "wait_ready", cluster=self._open()._id, timeout=_check.seconds("timeout", timeout) or 0.0
         )
 
+    def resize(self, replicas: int, *, timeout: float | None = None) -> None:
+        """Grows or shrinks the role to so many replicas of tp × pp × cp ranks, while it works: no call fails because of
+        it. New ranks are called with the last arguments of methods declared replay=True before they take calls; ranks
+        that leave finish their calls first. After timeout seconds a growth is given up with TimedOutError, and the
+        calls of leaving ranks get the stop_grace of the role."""
+        _core.warn_in_serving_loop("`await cluster.aresize(…)`")
+        self._await_start()
+        self._asked_size(replicas, timeout).now()
+        self._learn_size()
+
+    async def aresize(self, replicas: int, *, timeout: float | None = None) -> None:
+        """Resizes as resize does, in an event loop."""
+        await self
+        await self._asked_size(replicas, timeout)
+        self._learn_size()
+
+    def _asked_size(self, replicas: int, timeout: float | None) -> Asked:
+        replicas = _check.integer("replicas", replicas, 1)
+        timeout = _check.seconds("timeout", timeout) or 0.0
+        return Asked(self._core, "resize", cluster=self._open()._id, replicas=replicas, timeout=timeout)
+
     def _activity(self, ranks: Sequence[int]) -> dict[int, str]:
         """Describes, by rank, what the workers are doing. A worker's core answers while Python is busy; a rank that
         does not answer within a second is described as such."""

@@ -37,6 +37,7 @@ class WorkerConfig:
         lifetime: str = "",
         policy: str = "",
         restarts: int = 0,
+        spares: int = 0,
         late_rendezvous: bool = False,
         own_variables: bool = False,
         warm: Sequence[str] | None = None,
@@ -71,6 +72,7 @@ class WorkerConfig:
         self.lifetime = lifetime
         self.policy = policy
         self.restarts = restarts
+        self.spares = spares
         self.late_rendezvous = late_rendezvous
         self.own_variables = own_variables
         self.warm = warm
@@ -88,7 +90,7 @@ STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 def check(config: object) -> None:
     """Raises InvalidError, naming the field, if a configuration of any class has an invalid value."""
-    least = {"world_size": 1, "max_concurrency": 1, "queue_limit": 0, "restarts": 0}
+    least = {"world_size": 1, "max_concurrency": 1, "queue_limit": 0, "restarts": 0, "spares": 0}
     least |= dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"), 1)
     for name, lower in least.items():
         if (value := setting(config, name, None)) is not None:

@@ -153,6 +153,7 @@ def spec(
         "own_variables": bool(get(config, "own_variables", False)),
         "policy": str(get(config, "policy", "")),
         "restarts": int(get(config, "restarts", 0)),
+        "spares": int(get(config, "spares", 0)),
         "output": str(get(config, "output", "")),
     }
     if isinstance(manager, BundleOf):

@@ -7,8 +7,10 @@ method is async, all methods of the class on one event loop. Go answers all othe
 from __future__ import annotations
 
 import importlib
+import inspect
 import io
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -18,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgpack
 
-from . import _constructor, _core, _debug, _error_transfer, _errors, _launch, _session
+from . import _constructor, _core, _debug, _error_transfer, _errors, _launch, _session, _spare
 from ._call import LENGTHS, IncomingCall
 from ._core import CALL, CANCEL, STOPPED, VALUE
 from ._serve import MORE, PIPELINE, TAKES, Object, OwnLoop, Server, describe, read_args
@@ -212,6 +214,8 @@ class Host(Server):
 
     def find(self, wanted: dict[str, Any]) -> Any:
         if "pickle" in wanted:
+            if wanted["pickle"] in _unpickled:
+                return _unpickled[wanted["pickle"]]
             return self.codecs[self.session.pickle]._load(wanted["pickle"])
         return import_class(wanted["path"])
 
@@ -351,6 +355,26 @@ def known_classes() -> dict[str, str]:
     return {name: path for name, _, path in pairs}
 
 
+_unpickled: dict[bytes, Any] = {}  # classes of this process while it was a spare
+
+
+def prepare_class(config: Mapping[str, Any]) -> None:
+    """Does what can be done before a spare knows its rank: the imports, and the class method prepare of the class."""
+    os.environ.update(config.get("variables", {}))
+    _search(config.get("sys_path", []))
+    for module in config.get("warm", ()):
+        importlib.import_module(module)
+    wanted = config.get("class") or {}
+    if "pickle" not in wanted:
+        cls = import_class(wanted["path"])
+    elif config.get("pickle"):
+        cls = _unpickled[wanted["pickle"]] = pickle.loads(wanted["pickle"])
+    else:
+        return  # the worker refuses it
+    if isinstance(inspect.getattr_static(cls, "prepare", None), classmethod):
+        cls.prepare()
+
+
 def import_class(path: str) -> Any:
     """Imports the class at package.module.Class or package.module:Class.Inner."""
     if ":" in path:
@@ -410,12 +434,15 @@ def prepare(host: Host) -> None:
             "take it out of the driver's "
             "sys.path, or ship a folder with init(working_dir=…)"
         )
-    for path in paths:
-        if path not in sys.path:
-            sys.path.append(path)
+    _search(paths)
+
+
+def _search(paths: Sequence[str]) -> None:
+    sys.path.extend(path for path in paths if path not in sys.path)
 
 
 def main() -> int:
+    _spare.become_worker(prepare_class)
     path = os.environ.pop(
         "TROUPE_ASSIGNMENT", None
     )  # removed, so that child processes do not take themselves for workers

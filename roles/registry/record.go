@@ -50,6 +50,7 @@ type RoleRecord struct {
 	Generations  uint32           `json:"gens,omitempty"` // generations of workers after the first
 
 	Restarts   int              `json:"restarts,omitempty"`    // restarts so far
+	Recent     []RecentRestart  `json:"recent,omitempty"`      // the latest restarts, which count against the maximum
 	Restart    *Restart         `json:"restart,omitempty"`     // the restart in progress
 	Replaced   []ReplacedWorker `json:"former,omitempty"`      // replaced workers that are not known to have exited
 	DriverOnly string           `json:"only_driver,omitempty"` // why the head cannot restart the workers; empty: it can

@@ -43,6 +43,12 @@ type Restart struct {
 	Limit time.Duration `json:"limit"`           // how long it may take
 }
 
+// RecentRestart is an earlier restart.
+type RecentRestart struct {
+	At  time.Time `json:"at"`
+	Why string    `json:"why"`
+}
+
 // Progress describes a restart in progress.
 func (r *Restart) Progress() string {
 	if r.N == 0 {

@@ -1,0 +1,71 @@
+"""Roles that are resized while several threads and another role call them."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+import resized
+import troupe
+from troupe import WorkerConfig
+
+
+def test_no_call_fails_while_a_role_is_resized(session):
+    with (
+        troupe.Cluster("pool", resized.Pool, worker_config=WorkerConfig(world_size=2)) as pool,
+        troupe.Cluster("caller", resized.Caller, worker_config=WorkerConfig(world_size=1)) as caller,
+    ):
+        pool.load(7)
+        stop, wrong, counts = threading.Event(), [], [0] * 4
+        elsewhere = caller.workers[0].begin(pool)
+
+        def call(thread):
+            while not stop.is_set():
+                try:
+                    wrong.extend(resized.check(pool))
+                    counts[thread] += 1
+                except Exception as err:
+                    wrong.append(repr(err))
+
+        threads = [threading.Thread(target=call, args=(n,)) for n in range(len(counts))]
+        for thread in threads:
+            thread.start()
+        for replicas in (4, 1, 3, 2):
+            pool.resize(replicas)
+            assert len(pool.workers) == pool.world_size == pool.dp_size == replicas
+            before, end = list(counts), time.monotonic() + 60
+            while any(n == b for n, b in zip(counts, before, strict=True)) and time.monotonic() < end:
+                time.sleep(0.01)
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert wrong == [] and all(counts)
+        assert elsewhere and caller.workers[0].end() == []
+
+
+def test_a_rank_that_leaves_finishes_its_calls(session):
+    with troupe.Cluster("pool", resized.Pool, worker_config=WorkerConfig(world_size=2, stop_grace=0.1)) as pool:
+        slow = pool.workers[1].slow.remote(1.0)
+        pool.resize(1)
+        assert slow.result(60) == 1
+        with pytest.raises(troupe.InvalidError, match="replicas"):
+            pool.resize(0)
+
+
+def test_a_replica_is_resized_as_a_whole(session):
+    config = WorkerConfig(world_size=2, tensor_parallel_size=2)
+    with troupe.Cluster("pool", resized.Pool, worker_config=config) as pool:
+        pool.load(7)
+        pool.resize(replicas=2)
+        assert (pool.world_size, pool.dp_size, pool.tp_size) == (4, 2, 2)
+        assert resized.check(pool) == []
+
+
+def test_a_role_is_resized_in_an_event_loop(session):
+    async def resize(pool):
+        await pool.aresize(2)
+        return pool.world_size
+
+    with troupe.Cluster("pool", resized.Pool, worker_config=WorkerConfig(world_size=1)) as pool:
+        assert asyncio.run(resize(pool)) == 2
