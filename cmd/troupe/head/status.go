@@ -67,7 +67,8 @@ func awaitStore(ctx context.Context, b *bus.Bus, log *slog.Logger, replicas int)
 			has, err = registry.Replicas(attempt, b, replicas)
 		}
 		cancel()
-		if !errors.Is(err, context.DeadlineExceeded) || waits.Wait(ctx) != nil {
+		transient := errors.Is(err, context.DeadlineExceeded) || b.Member() != nil && errors.Is(err, bus.ErrUnavailable)
+		if !transient || waits.Wait(ctx) != nil {
 			return has, err
 		}
 		log.Warn("troupe: the store does not answer; trying again", "limit", storeLimit, "error", err)

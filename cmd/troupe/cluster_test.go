@@ -1,0 +1,145 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"troupe/bus"
+	"troupe/bus/bustest"
+	"troupe/cmd/troupe/cli"
+	"troupe/placement"
+)
+
+// memberHead is one of three heads in this process.
+type memberHead struct {
+	*shell
+	t     *testing.T
+	words []string // of up
+	errs  *screen
+	out   *screen
+	stop  func()
+}
+
+// clusterAddresses are three addresses on loopback whose next port is free too.
+func clusterAddresses(t *testing.T) (all []string) {
+	for i := range 3 {
+		all = append(all, fmt.Sprintf("127.0.%d.1:%d", 11+i, bustest.FreePort(t)))
+	}
+	return all
+}
+
+func newMember(t *testing.T, store string, words ...string) *memberHead {
+	name := "n" + filepath.Base(store)
+	m := &memberHead{shell: newShell(t), t: t}
+	m.words = append([]string{"up", "--json", "--store", store, "--gpus", "sim:1x2", "--name", name}, words...)
+	return m
+}
+
+// start runs the head until the test ends or stop is called. It does not wait.
+func (m *memberHead) start() {
+	ctx, cancel := context.WithCancel(context.Background())
+	m.out, m.errs = &screen{}, &screen{}
+	doneCh := make(chan int, 1)
+	go func() { doneCh <- execute(ctx, m.words, &cli.CLI{Out: m.out, Err: m.errs, Env: m.getenv}) }()
+	m.stop = sync.OnceFunc(func() {
+		cancel()
+		select {
+		case code := <-doneCh:
+			require.Zero(m.t, code, m.errs.String())
+		case <-time.After(2 * time.Minute):
+			require.Fail(m.t, "troupe up does not end")
+		}
+	})
+	m.t.Cleanup(m.stop)
+}
+
+// ready waits until the head says so.
+func (m *memberHead) ready() (head readyHead) {
+	line := m.out.line(m.t, m.errs.String)
+	require.NoError(m.t, json.Unmarshal([]byte(line), &head), line)
+	return head
+}
+
+func (m *memberHead) says(text string) {
+	m.t.Helper()
+	require.Eventually(m.t, func() bool { return strings.Contains(m.errs.String(), text) }, 2*time.Minute, 5*time.Millisecond, text)
+}
+
+// Three heads form a cluster by the bundle of the first one: the first says for whom it waits, they have one identity, each serves the nodes of
+// all, and a member that ends, or that returns with an empty disk, needs no more than the command that it had.
+func TestThreeHeadsAreOneCluster(t *testing.T) {
+	t.Parallel()
+	at, dir := clusterAddresses(t), t.TempDir()
+	store := func(i int) string { return filepath.Join(dir, fmt.Sprint("store", i)) }
+	file := filepath.Join(dir, "bundle")
+	members := []*memberHead{newMember(t, store(0), "--cluster", strings.Join(at, ","), "--member", at[0], "--init", "--bundle", file)}
+	members[0].start()
+	members[0].says("waiting for " + at[1] + ", " + at[2])
+	for i := 1; i < 3; i++ {
+		members = append(members, newMember(t, store(i), "--bundle", file, "--member", at[i]))
+		members[i].start()
+	}
+	var heads []readyHead
+	for i, m := range members {
+		heads = append(heads, m.ready())
+		require.Len(t, strings.Split(heads[i].URL, ","), 3, "every address is named")
+		require.True(t, strings.HasPrefix(heads[i].URL, "tls://"+at[i]), heads[i].URL)
+		require.Equal(t, heads[0].Fingerprint, heads[i].Fingerprint)
+		require.FileExists(t, filepath.Join(store(i), "cluster.json"))
+	}
+	require.Contains(t, members[2].output("wait", "--nodes", "3", "--gpus", "6"), "3 nodes")
+
+	b, err := bus.Open(t.Context(), heads[1].access())
+	require.NoError(t, err)
+	defer func() { require.NoError(t, b.Close()) }()
+	state, err := b.ServerState(t.Context())
+	require.NoError(t, err)
+	for _, s := range state.Streams {
+		require.Equal(t, 3, s.Replicas, s.Name)
+	}
+	client, err := placement.NewClient(b, "run")
+	require.NoError(t, err)
+	defer client.Close()
+	_, err = client.Reserve(t.Context(), placement.Request{ID: "kept", Holder: "test", Bundles: []placement.Bundle{{Devices: 1000}}})
+	require.NoError(t, err)
+
+	members[0].stop()
+	_, err = client.Reserve(t.Context(), placement.Request{ID: "next", Holder: "test", Bundles: []placement.Bundle{{Devices: 1000}}})
+	require.NoError(t, err, "two of three go on")
+	require.NoError(t, os.RemoveAll(store(0)))
+	members[0].start()
+	require.Equal(t, heads[0].HeadFile.Fingerprint, members[0].ready().Fingerprint)
+	list, err := client.List(t.Context())
+	require.NoError(t, err)
+	require.Len(t, list.Records, 2)
+}
+
+// What is not a cluster of three, and a store that would be lost, are refused with the remedy.
+func TestClusterIsRefused(t *testing.T) {
+	t.Parallel()
+	u := newShell(t)
+	dir := t.TempDir()
+	require.Contains(t, u.fails(2, "up", "--cluster", "a,b", "--init"), "two are less available than one")
+	require.Contains(t, u.fails(2, "up", "--cluster", "a,b,a"), "twice")
+	require.Contains(t, u.fails(2, "up", "--cluster", "a,b,c:x"), "HOST:PORT")
+	require.Contains(t, u.fails(2, "up", "--cluster", "a.invalid,b.invalid,c.invalid"), "--init")
+	require.Contains(t, u.fails(2, "up", "--cluster", "a.invalid,b.invalid,c.invalid", "--init"), "--member")
+	require.Contains(t, u.fails(2, "up", "--bundle", filepath.Join(dir, "none")), "no such file")
+	require.Contains(t, u.fails(2, "up", "--nats", "nats://h", "--init"), "--nats")
+	_, stop := u.up("--store", filepath.Join(dir, "alone"), "--no-agent")
+	stop()
+	refused := u.fails(2, "up", "--cluster", "a,b,c", "--member", "a", "--init", "--store", filepath.Join(dir, "alone"))
+	require.Contains(t, refused, "troupe backup --store")
+	require.Contains(t, refused, "--restore")
+	_, stop = u.up("--store", filepath.Join(dir, "alone"), "--no-agent")
+	stop()
+}
