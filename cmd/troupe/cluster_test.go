@@ -49,7 +49,10 @@ func (m *memberHead) start() {
 	ctx, cancel := context.WithCancel(context.Background())
 	m.out, m.errs = &screen{}, &screen{}
 	doneCh := make(chan int, 1)
-	go func() { doneCh <- execute(ctx, m.words, &cli.CLI{Out: m.out, Err: m.errs, Env: m.getenv}) }()
+	go func() {
+		doneCh <- execute(ctx, m.words, &cli.CLI{Out: m.out, Err: m.errs, Env: m.getenv})
+		_, _ = m.out.Write([]byte("the head has ended\n")) // nothing waits for its first line any more
+	}()
 	m.stop = sync.OnceFunc(func() {
 		cancel()
 		select {
@@ -65,7 +68,7 @@ func (m *memberHead) start() {
 // ready waits until the head says so.
 func (m *memberHead) ready() (head readyHead) {
 	line := m.out.line(m.t, m.errs.String)
-	require.NoError(m.t, json.Unmarshal([]byte(line), &head), line)
+	require.NoError(m.t, json.Unmarshal([]byte(line), &head), "%s: %s", line, m.errs.String())
 	return head
 }
 
@@ -109,11 +112,11 @@ func TestThreeHeadsAreOneCluster(t *testing.T) {
 	client, err := placement.NewClient(b, "run")
 	require.NoError(t, err)
 	defer client.Close()
-	_, err = client.Reserve(t.Context(), placement.Request{ID: "kept", Holder: "test", Bundles: []placement.Bundle{{Devices: 1000}}})
+	_, err = client.Reserve(t.Context(), placement.Request{ID: "kept", Holder: "test", Bundles: []placement.Bundle{{Node: "nstore1", Devices: 1000}}})
 	require.NoError(t, err)
 
 	members[0].stop()
-	_, err = client.Reserve(t.Context(), placement.Request{ID: "next", Holder: "test", Bundles: []placement.Bundle{{Devices: 1000}}})
+	_, err = client.Reserve(t.Context(), placement.Request{ID: "next", Holder: "test", Bundles: []placement.Bundle{{Node: "nstore1", Devices: 1000}}})
 	require.NoError(t, err, "two of three go on")
 	require.NoError(t, os.RemoveAll(store(0)))
 	members[0].start()

@@ -67,7 +67,8 @@ func awaitStore(ctx context.Context, b *bus.Bus, log *slog.Logger, replicas int)
 			has, err = registry.Replicas(attempt, b, replicas)
 		}
 		cancel()
-		transient := errors.Is(err, context.DeadlineExceeded) || b.Member() != nil && errors.Is(err, bus.ErrUnavailable)
+		// A stream that another head creates at the same time is not there for all servers at once.
+		transient := errors.Is(err, context.DeadlineExceeded) || errors.Is(err, bus.ErrNotFound) || b.Member() != nil && errors.Is(err, bus.ErrUnavailable)
 		if !transient || waits.Wait(ctx) != nil {
 			return has, err
 		}
