@@ -234,6 +234,3 @@ func (m *Member) Remove(ctx context.Context, name string) error {
 	}
 	return nil
 }
-
-// EndOrderly hands over what this server leads, tells its clients to go to another server, and ends it once they have gone.
-func (m *Member) EndOrderly() { m.srv.LameDuckShutdown() }

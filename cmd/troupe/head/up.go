@@ -254,10 +254,6 @@ func (c command) up(ctx context.Context, h *head, inside func(context.Context, *
 	}
 	defer func() { err = errors.Join(err, b.Close()) }()
 	if h.cluster != nil {
-		defer func() {
-			h.level.Set(slog.LevelError)
-			b.Member().EndOrderly()
-		}()
 		if err := c.formCluster(ctx, b, h); err != nil {
 			return ignoreEnd(ctx, err)
 		}
