@@ -287,17 +287,19 @@ func (l *headsLoad) call(ctx context.Context, c *roles.Cluster) {
 	}
 }
 
-// grant reserves a device and releases it, again and again.
+// grant reserves a device and releases it, again and again. The time of a grant is that of both.
 func (l *headsLoad) grant(ctx context.Context) {
 	for ctx.Err() == nil {
 		limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), headsCallLimit)
 		begun := time.Now()
 		record, err := l.rig.client.Reserve(limit, placement.Request{ID: bus.NewID(), Holder: "bench", Bundles: []placement.Bundle{{Node: headsNode, Devices: 1000}}})
 		if err == nil {
-			l.grants.add(time.Since(begun))
 			err = l.rig.client.Release(limit, record.ID, record.Token)
 		}
 		cancel()
+		if err == nil {
+			l.grants.add(time.Since(begun))
+		}
 		if err != nil {
 			l.failed(fmt.Errorf("a grant: %w", err), new(int))
 		}

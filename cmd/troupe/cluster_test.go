@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -40,7 +42,7 @@ func clusterAddresses(t *testing.T) (all []string) {
 func newMember(t *testing.T, store string, words ...string) *memberHead {
 	name := "n" + filepath.Base(store)
 	m := &memberHead{shell: newShell(t), t: t}
-	m.words = append([]string{"up", "--json", "--store", store, "--gpus", "sim:1x2", "--name", name}, words...)
+	m.words = append([]string{"up", "--json", "--store", store, "--gpus", "sim:1x2", "--name", name, "--metrics", "127.0.0.1:0"}, words...)
 	return m
 }
 
@@ -72,13 +74,23 @@ func (m *memberHead) ready() (head readyHead) {
 	return head
 }
 
+func pageText(t *testing.T, url string) string {
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Get(url)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, resp.Body.Close()) }()
+	body, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	return string(body)
+}
+
 func (m *memberHead) says(text string) {
 	m.t.Helper()
 	require.Eventually(m.t, func() bool { return strings.Contains(m.errs.String(), text) }, 2*time.Minute, 5*time.Millisecond, text)
 }
 
 // Three heads form a cluster by the bundle of the first one: the first says for whom it waits, they have one identity, each serves the nodes of
-// all, and a member that ends, or that returns with an empty disk, needs no more than the command that it had.
+// all, a member that ends, or that returns with an empty disk, needs no more than the command that it had, and another one is replaced.
 func TestThreeHeadsAreOneCluster(t *testing.T) {
 	t.Parallel()
 	at, dir := clusterAddresses(t), t.TempDir()
@@ -115,7 +127,17 @@ func TestThreeHeadsAreOneCluster(t *testing.T) {
 	_, err = client.Reserve(t.Context(), placement.Request{ID: "kept", Holder: "test", Bundles: []placement.Bundle{{Node: "nstore1", Devices: 1000}}})
 	require.NoError(t, err)
 
+	require.Contains(t, members[1].output("cluster", "status"), "leads")
+	standby := 0
+	for _, h := range heads {
+		if body := pageText(t, "http://"+h.Metrics+"/readyz"); body != "ready\n" {
+			require.Equal(t, "ready, standby\n", body)
+			standby++
+		}
+	}
+	require.Equal(t, 2, standby)
 	members[0].stop()
+	require.Contains(t, members[1].output("status"), "one more loss stops grants")
 	_, err = client.Reserve(t.Context(), placement.Request{ID: "next", Holder: "test", Bundles: []placement.Bundle{{Node: "nstore1", Devices: 1000}}})
 	require.NoError(t, err, "two of three go on")
 	require.NoError(t, os.RemoveAll(store(0)))
@@ -124,6 +146,24 @@ func TestThreeHeadsAreOneCluster(t *testing.T) {
 	list, err := client.List(t.Context())
 	require.NoError(t, err)
 	require.Len(t, list.Records, 2)
+
+	members[2].stop()
+	fourth := fmt.Sprintf("127.0.14.1:%d", bustest.FreePort(t))
+	require.Contains(t, members[1].fails(1, "cluster", "replace", at[2]+"="+fourth), "does not run")
+	members = append(members, newMember(t, store(3), "--bundle", file, "--member", fourth, "--cluster", strings.Join([]string{at[0], at[1], fourth}, ",")))
+	members[3].start()
+	members[3].ready()
+	require.Contains(t, members[1].output("cluster", "replace", at[2]+"="+fourth), "is replaced")
+	require.NotContains(t, members[1].output("cluster", "status"), at[2])
+	require.Eventually(t, func() bool {
+		state, err := b.ServerState(t.Context())
+		for _, s := range state.Streams {
+			if s.Current() < 3 {
+				return false
+			}
+		}
+		return err == nil && len(state.Streams) > 0
+	}, 2*time.Minute, 50*time.Millisecond, "the new member has every copy")
 }
 
 // What is not a cluster of three, and a store that would be lost, are refused with the remedy.

@@ -269,17 +269,26 @@ func (c command) up(ctx context.Context, h *head, inside func(context.Context, *
 	}
 	defer service.stop()
 	log := c.Logger(&h.level)
-	status, err := serveStatus(ctx, b, log, h.replicas)
+	status, err := serveStatus(ctx, b, log, h.replicas, h.store, service.desk.Leads)
 	if err != nil {
 		return err
 	}
 	defer status.close()
+	var standby func() bool // nil: no other head leads
+	if h.cluster != nil {
+		replaces, err := serveReplace(b, h.store, service.desk.Leads, log)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = replaces.Unsubscribe() }() // fails only if the connection is closed
+		standby = func() bool { return !service.desk.Leads() }
+	}
 	if h.metrics != "" {
 		token, err := h.pageToken()
 		if err != nil {
 			return err
 		}
-		where, stop, err := metrics.Serve(h.metrics, token, b, log)
+		where, stop, err := metrics.Serve(h.metrics, token, b, standby, log)
 		if err != nil {
 			return fmt.Errorf("--metrics %s: %w", h.metrics, err)
 		}
