@@ -8,11 +8,13 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus"
@@ -59,9 +61,9 @@ func (m *memberHead) start() {
 		cancel()
 		select {
 		case code := <-doneCh:
-			require.Zero(m.t, code, m.errs.String())
+			assert.Zero(m.t, code, m.errs.String())
 		case <-time.After(2 * time.Minute):
-			require.Fail(m.t, "troupe up does not end")
+			assert.Fail(m.t, "troupe up does not end")
 		}
 	})
 	m.t.Cleanup(m.stop)
@@ -164,6 +166,52 @@ func TestThreeHeadsAreOneCluster(t *testing.T) {
 		}
 		return err == nil && len(state.Streams) > 0
 	}, 2*time.Minute, 50*time.Millisecond, "the new member has every copy")
+}
+
+// A head alone becomes three by a backup: what it had, and its token, stay.
+func TestOneHeadBecomesThree(t *testing.T) {
+	t.Parallel()
+	u, at, dir := newShell(t), clusterAddresses(t), t.TempDir()
+	file, saved := filepath.Join(dir, "bundle"), filepath.Join(dir, "one.backup")
+	alone, stop := u.up("--store", filepath.Join(dir, "alone"), "--gpus", "sim:1x2", "--name", "box")
+	b, err := bus.Open(t.Context(), alone.access())
+	require.NoError(t, err)
+	client, err := placement.NewClient(b, "run")
+	require.NoError(t, err)
+	_, err = client.Reserve(t.Context(), placement.Request{ID: "kept", Holder: "test", Bundles: []placement.Bundle{{Devices: 1000}}})
+	require.NoError(t, err)
+	client.Close()
+	require.NoError(t, b.Close())
+	stop()
+	u.output("backup", "--store", filepath.Join(dir, "alone"), "-o", saved, "--secrets")
+
+	words := []string{"--cluster", strings.Join(at, ","), "--bundle", file, "--no-agent", "--member"}
+	var members []*memberHead
+	for i := range 3 {
+		more := append(slices.Clone(words), at[i])
+		if i == 0 {
+			more = append(more, "--init", "--restore", saved)
+		}
+		members = append(members, newMember(t, filepath.Join(dir, fmt.Sprint("store", i)), more...))
+		members[i].start()
+		require.Eventually(t, func() bool { _, err := os.Stat(file); return err == nil }, 2*time.Minute, 5*time.Millisecond)
+	}
+	before, err := os.ReadFile(alone.TokenFile)
+	require.NoError(t, err)
+	for _, m := range members {
+		after, err := os.ReadFile(m.ready().TokenFile)
+		require.NoError(t, err)
+		require.Equal(t, string(before), string(after))
+	}
+	require.Contains(t, members[2].output("reservations", "--all"), "kept")
+	b, err = bus.Open(t.Context(), members[1].ready().access())
+	require.NoError(t, err)
+	defer func() { require.NoError(t, b.Close()) }()
+	state, err := b.ServerState(t.Context())
+	require.NoError(t, err)
+	for _, s := range state.Streams {
+		require.Equal(t, 3, s.Replicas, s.Name)
+	}
 }
 
 // What is not a cluster of three, and a store that would be lost, are refused with the remedy.
