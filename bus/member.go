@@ -41,6 +41,10 @@ const (
 	routeWrite    = 2 * time.Second
 	systemUser    = "system"
 	removeTimeout = 5 * time.Second
+
+	// A member that ends in order tells its clients to go, and ends when all have, or after lameDuck.
+	lameDuck      = 2 * time.Second
+	lameDuckGrace = 200 * time.Millisecond
 )
 
 // apply adds the cluster to the options of a server.
@@ -56,6 +60,7 @@ func (c *ClusterConfig) apply(opts *server.Options, password string) error {
 	opts.ServerName = c.Member
 	opts.ClientAdvertise = c.Advertise
 	opts.Routes = routes
+	opts.LameDuckDuration, opts.LameDuckGracePeriod = lameDuck, lameDuckGrace
 	opts.Cluster = server.ClusterOpts{
 		Name: c.Name, Host: host, Port: port, TLSConfig: mutual(c.Certificate), TLSTimeout: 5,
 		PingInterval: routePing, MaxPingsOut: routePingsOut, WriteDeadline: routeWrite,
@@ -229,6 +234,3 @@ func (m *Member) Remove(ctx context.Context, name string) error {
 	}
 	return nil
 }
-
-// EndOrderly hands over what this server leads, tells its clients to go to another server, and ends it once they have gone.
-func (m *Member) EndOrderly() { m.srv.LameDuckShutdown() }

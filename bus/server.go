@@ -176,6 +176,9 @@ func (e *embedded) shutdown() {
 	Go(func() {
 		defer close(doneCh)
 		e.awaitQuiet(time.Second)
+		if e.member != nil {
+			e.srv.LameDuckShutdown() // hands over what the server leads, and tells its clients to go to another one
+		}
 		e.srv.Shutdown()
 		e.srv.WaitForShutdown()
 	})

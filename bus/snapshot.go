@@ -3,6 +3,7 @@ package bus
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"time"
 
@@ -94,10 +95,43 @@ func (b *Bus) askJetStream(ctx context.Context, subject string, request []byte) 
 	return answer, err
 }
 
+// sendChunk sends one chunk of a stream that is restored. In a cluster another server may restore it, whose interest takes a moment to arrive; a
+// chunk without a responder was not taken.
+func (b *Bus) sendChunk(ctx context.Context, subject string, chunk []byte) error {
+	ctx, cancel := context.WithTimeout(ctx, snapshotWait)
+	defer cancel()
+	return Retry(ctx, Backoff{First: 5 * time.Millisecond, Most: 100 * time.Millisecond}, func() error {
+		_, err := b.askJetStream(ctx, subject, chunk)
+		if errors.Is(err, nats.ErrNoResponders) {
+			return err
+		}
+		return Permanent(err)
+	})
+}
+
+// restoredConfig is the configuration of a stream for this server: replicas need a cluster, and one that may have replicas must sync its writes
+// as the server does.
+func (b *Bus) restoredConfig(config json.RawMessage) (json.RawMessage, error) {
+	fields := map[string]json.RawMessage{}
+	if err := json.Unmarshal(config, &fields); err != nil {
+		return nil, err
+	}
+	if b.Clustered() {
+		delete(fields, "persist_mode")
+	} else {
+		fields["num_replicas"] = json.RawMessage("1")
+	}
+	return json.Marshal(fields)
+}
+
 // RestoreStream creates a stream from a snapshot. The stream must not exist. It has the sequences of the snapshot.
 func (b *Bus) RestoreStream(ctx context.Context, snapshot StreamSnapshot, r io.Reader) error {
 	fail := func(err error) error { return Errorf(CodeUnavailable, "restore stream %s: %w", snapshot.Name, err) }
-	request, err := json.Marshal(map[string]json.RawMessage{"config": snapshot.Config, "state": snapshot.State})
+	config, err := b.restoredConfig(snapshot.Config)
+	if err != nil {
+		return fail(err)
+	}
+	request, err := json.Marshal(map[string]json.RawMessage{"config": config, "state": snapshot.State})
 	if err != nil {
 		return fail(err)
 	}
@@ -109,7 +143,7 @@ func (b *Bus) RestoreStream(ctx context.Context, snapshot StreamSnapshot, r io.R
 	for {
 		n, err := io.ReadFull(r, chunk)
 		if n > 0 {
-			if _, err := b.askJetStream(ctx, answer.Deliver, chunk[:n]); err != nil {
+			if err := b.sendChunk(ctx, answer.Deliver, chunk[:n]); err != nil {
 				return fail(err)
 			}
 		}
@@ -120,7 +154,7 @@ func (b *Bus) RestoreStream(ctx context.Context, snapshot StreamSnapshot, r io.R
 			return err
 		}
 	}
-	if _, err := b.askJetStream(ctx, answer.Deliver, nil); err != nil { // an empty chunk ends the restore
+	if err := b.sendChunk(ctx, answer.Deliver, nil); err != nil { // an empty chunk ends the restore
 		return fail(err)
 	}
 	return nil

@@ -28,8 +28,8 @@ const (
 	metaCopiedEvery = 2 * time.Second
 )
 
-// streamsDir is the server's folder of streams of the default account.
-func streamsDir(store string) string {
+// StreamsDir is the server's folder of streams of the default account.
+func StreamsDir(store string) string {
 	return filepath.Join(store, server.JetStreamStoreDir, server.DEFAULT_GLOBAL_ACCOUNT, "streams")
 }
 
@@ -59,13 +59,13 @@ func deletedHalf(dir, stream string) bool {
 // repairStreams restores the configurations of streams that the server would ignore. A stream without a copy is moved
 // aside and kept.
 func repairStreams(store string, log *slog.Logger) error {
-	streams, err := os.ReadDir(streamsDir(store))
+	streams, err := os.ReadDir(StreamsDir(store))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	for _, entry := range streams {
 		name := entry.Name()
-		dir, kept := filepath.Join(streamsDir(store), name), filepath.Join(store, metaCopies, name)
+		dir, kept := filepath.Join(StreamsDir(store), name), filepath.Join(store, metaCopies, name)
 		if !entry.IsDir() || strings.HasPrefix(name, ".") || metaValid(dir, name) || deletedHalf(dir, name) {
 			continue
 		}
@@ -91,21 +91,21 @@ func repairStreams(store string, log *slog.Logger) error {
 
 // copyStreams copies the configurations that have changed.
 func copyStreams(store string) error {
-	streams, err := os.ReadDir(streamsDir(store))
+	streams, err := os.ReadDir(StreamsDir(store))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	errs := []error{err}
 	for _, entry := range streams {
 		name := entry.Name()
-		dir, kept := filepath.Join(streamsDir(store), name), filepath.Join(store, metaCopies, name)
+		dir, kept := filepath.Join(StreamsDir(store), name), filepath.Join(store, metaCopies, name)
 		if !sameMeta(dir, kept) && metaValid(dir, name) {
 			errs = append(errs, copyMeta(dir, kept))
 		}
 	}
 	copies, _ := os.ReadDir(filepath.Join(store, metaCopies)) // no folder: no copies
 	for _, entry := range copies {
-		if _, err := os.Stat(filepath.Join(streamsDir(store), entry.Name())); errors.Is(err, fs.ErrNotExist) {
+		if _, err := os.Stat(filepath.Join(StreamsDir(store), entry.Name())); errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, os.RemoveAll(filepath.Join(store, metaCopies, entry.Name())))
 		}
 	}

@@ -168,6 +168,9 @@ func NodesEnd() string { return nodesRoot + ".end" }
 // NodesHead is troupe.@nodes.head: where a head says how it is.
 func NodesHead() string { return nodesRoot + ".head" }
 
+// NodesHeadReplace is troupe.@nodes.head.replace: where the heads of a cluster learn that one of them is replaced.
+func NodesHeadReplace() string { return NodesHead() + ".replace" }
+
 // Log is troupe.<namespace>.<role>.<incarnation>.log.<n>: what the worker processes of one rank print.
 func (a Address) Log(rank int) string { return a.Prefix() + ".log." + strconv.Itoa(rank) }
 

@@ -15,6 +15,9 @@ import (
 // LedgerStream is the JetStream stream of the ledger.
 const LedgerStream = "KV_" + ledgerBucket
 
+// MarkStream is the JetStream stream of the mark of the ledger, which a restore writes last.
+const MarkStream = "KV_" + watermarkBucket
+
 const (
 	ledgerBucket    = "troupe_ledger"
 	watermarkBucket = "troupe_ledger_mark"

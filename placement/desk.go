@@ -81,6 +81,13 @@ func (d *Desk) later(call func()) {
 	}
 }
 
+// Leads reports whether this process leads.
+func (d *Desk) Leads() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.term != nil
+}
+
 // AwaitLead returns when this process leads.
 func (d *Desk) AwaitLead(ctx context.Context) error {
 	for {

@@ -15,11 +15,8 @@ import (
 // The layout processes of bench fanout has a process for each worker, of Troupe and of the floor, and ends them all.
 func TestFanoutOfProcesses(t *testing.T) {
 	t.Parallel()
-	program := filepath.Join(t.TempDir(), "troupe")
-	script := fmt.Sprintf("#!/bin/sh\n%s=\"$(printf '%%s\\n' \"$@\")\" exec %s\n", argsEnv, os.Args[0])
-	require.NoError(t, os.WriteFile(program, []byte(script), 0o755))
 	var got []benchmarks.FanoutResult
-	cfg := benchmarks.FanoutConfig{Workers: []int{2}, Layouts: []string{benchmarks.Processes}, Each: 50 * time.Millisecond, Program: program}
+	cfg := benchmarks.FanoutConfig{Workers: []int{2}, Layouts: []string{benchmarks.Processes}, Each: 50 * time.Millisecond, Program: programFile(t)}
 	require.NoError(t, benchmarks.Fanout(t.Context(), cfg, func(r benchmarks.FanoutResult) error {
 		got = append(got, r)
 		return nil
@@ -28,4 +25,30 @@ func TestFanoutOfProcesses(t *testing.T) {
 	require.Positive(t, got[0].Calls)
 	require.Positive(t, got[0].P50)
 	require.Positive(t, got[0].FloorP50)
+}
+
+// programFile is a file that runs this test as the program.
+func programFile(t *testing.T) string {
+	program := filepath.Join(t.TempDir(), "troupe")
+	script := fmt.Sprintf("#!/bin/sh\n%s=\"$(printf '%%s\\n' \"$@\")\" exec %s\n", argsEnv, os.Args[0])
+	require.NoError(t, os.WriteFile(program, []byte(script), 0o755))
+	return program
+}
+
+// A head that is killed or stopped, all three of them, and one whose disk is lost: no call is lost or runs twice, jobs run on, and grants go on.
+func TestFaultsOfThreeHeads(t *testing.T) {
+	t.Parallel()
+	cfg := benchmarks.HeadsConfig{
+		Repetitions: 1, Faults: []string{"leader_killed", "leader_stopped", "disk_wiped", "all_killed"}, Program: programFile(t), Log: t.Logf,
+	}
+	rows := 0
+	require.NoError(t, benchmarks.Heads(t.Context(), cfg, func(r benchmarks.HeadsResult) error {
+		t.Logf("%+v", r)
+		rows++
+		require.Zero(t, r.Lost, r.Fault)
+		require.Zero(t, r.Doubled, r.Fault)
+		require.Zero(t, r.JobsEnded, r.Fault)
+		return nil
+	}))
+	require.Len(t, cfg.Faults, rows)
 }

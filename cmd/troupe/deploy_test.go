@@ -94,7 +94,7 @@ func TestDeploymentsUseKnownFlags(t *testing.T) {
 		require.NoError(t, err)
 		return string(data)
 	}
-	for _, unit := range []string{"systemd/troupe-head.service", "systemd/troupe-agent.service"} {
+	for _, unit := range []string{"systemd/troupe-head.service", "systemd/troupe-head-member.service", "systemd/troupe-agent.service"} {
 		found := regexp.MustCompile(`(?m)^ExecStart=/usr/local/bin/troupe (.*)$`).FindStringSubmatch(read(unit))
 		require.Len(t, found, 2, unit)
 		lines[unit] = found[1]
@@ -103,7 +103,7 @@ func TestDeploymentsUseKnownFlags(t *testing.T) {
 		list = strings.NewReplacer(`"`, "", ",", " ", "[", "", "]", "").Replace(list)
 		return strings.TrimPrefix(strings.TrimSpace(list), "troupe ")
 	}
-	for _, name := range []string{"kubernetes/head.yaml", "kubernetes/job.yaml"} {
+	for _, name := range []string{"kubernetes/head.yaml", "kubernetes/three-heads.yaml", "kubernetes/job.yaml"} {
 		for i, found := range regexp.MustCompile(`(?m)^\s*(?:args|command): (\[.*\])$`).FindAllStringSubmatch(read(name), -1) {
 			lines[name+" "+strconv.Itoa(i)] = words(found[1])
 		}

@@ -12,14 +12,20 @@ import (
 )
 
 // text is a worker class of simple text functions, for trials of roles and pipelines and for benchmarks.
-type text struct{ rank int }
+type text struct {
+	rank   int
+	counts map[int]int // of count
+}
 
 func textClass() *actors.Class {
-	k := actors.NewClass("text", func(_ context.Context, s actors.Setup) (*text, error) { return &text{rank: s.Rank}, nil })
+	k := actors.NewClass("text", func(_ context.Context, s actors.Setup) (*text, error) {
+		return &text{rank: s.Rank, counts: map[int]int{}}, nil
+	})
 	actors.Method(k, "upper", (*text).upper)
 	actors.Method(k, "length", (*text).length)
 	actors.Method(k, "join", (*text).join)
 	actors.Method(k, "wait", (*text).wait, actors.MethodOptions{Lane: actors.Concurrent(64)})
+	actors.Method(k, "count", (*text).count)
 	actors.Method(k, "fail", (*text).fail)
 	actors.Method(k, "pid", (*text).pid, actors.MethodOptions{Lane: actors.Control})
 	return k.Class
@@ -49,6 +55,12 @@ func (t *text) wait(ctx context.Context, s string) (string, error) {
 	case <-time.After(d):
 		return s, nil
 	}
+}
+
+// count answers how often it was called with the number.
+func (t *text) count(_ context.Context, n int) (int, error) {
+	t.counts[n]++
+	return t.counts[n], nil
 }
 
 func (t *text) pid(context.Context, actors.None) (int, error) { return os.Getpid(), nil }

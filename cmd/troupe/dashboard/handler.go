@@ -41,6 +41,8 @@ type Config struct {
 	// Token must be shown by every request but health checks, as "Authorization: Bearer TOKEN" or once as ?token=TOKEN,
 	// which becomes a cookie. Empty: no token is asked for, which is for loopback alone.
 	Token string
+	// StandbyFunc reports whether another head leads. Nil: none does.
+	StandbyFunc func() bool
 }
 
 // Handler serves the page, its data, /metrics, /healthz and /readyz.
@@ -126,6 +128,10 @@ func loopbackHost(host string) bool {
 func (s *server) ready(w http.ResponseWriter, r *http.Request) {
 	if err := s.Observer.Ready(r.Context()); err != nil {
 		http.Error(w, "the head is not ready", http.StatusServiceUnavailable) // the reason is shown only with the token
+		return
+	}
+	if s.StandbyFunc != nil && s.StandbyFunc() {
+		_, _ = w.Write([]byte("ready, standby\n"))
 		return
 	}
 	_, _ = w.Write([]byte("ready\n"))

@@ -89,7 +89,7 @@ func (f *findings) server(facts Facts) {
 		f.add(Warning, "jetstream_nearly_full", "NATS "+s.URL, "the files of JetStream are near the limit of the account", "troupe status",
 			fmt.Sprintf("%s of %s", gpu.Bytes(s.StoreUsed), gpu.Bytes(s.StoreLimit))) //nolint:gosec // sizes
 	}
-	f.cluster(*s)
+	f.cluster(*s, facts.Head != nil && facts.Head.Member != "")
 	for _, one := range s.Streams {
 		if one.MaxBytes > 0 && !one.DropsOld && one.Bytes*10 > uint64(one.MaxBytes)*9 {
 			f.add(Warning, "stream_nearly_full", "stream "+one.Name, "it refuses messages when it is full", "troupe status",
@@ -99,7 +99,7 @@ func (f *findings) server(facts Facts) {
 }
 
 // cluster finds lost servers of a NATS cluster, by what its streams say of their replicas.
-func (f *findings) cluster(s bus.ServerState) {
+func (f *findings) cluster(s bus.ServerState, own bool) {
 	subject := "NATS cluster " + s.Cluster
 	gone, noQuorum, leaderless, behind := map[string]int{}, s.NoQuorum, []string{}, []string{}
 	for _, one := range s.Streams {
@@ -119,12 +119,15 @@ func (f *findings) cluster(s bus.ServerState) {
 	for _, name := range slices.Sorted(maps.Keys(gone)) {
 		lost = append(lost, fmt.Sprintf("server %s is gone: it has replicas of %d streams", name, gone[name]))
 	}
-	const next = "systemctl status nats-server on the servers that are gone; nats server report jetstream with the system account"
+	next := "systemctl status nats-server on the servers that are gone; nats server report jetstream with the system account"
+	if own {
+		next = "systemctl status troupe-head on the members that are gone; troupe cluster status"
+	}
 	switch {
 	case noQuorum:
 		f.add(Failure, "nats_no_quorum", subject, "it has lost its quorum: nothing is stored or granted until most of its servers are back", next, append([]string{"connected to " + s.URL}, lost...)...)
 	case len(lost) > 0:
-		f.add(Warning, "nats_server_lost", subject, "it has lost a server, and may lose its quorum with the next", next, lost...)
+		f.add(Warning, "nats_server_lost", subject, "it has lost a server: one more loss stops grants", next, lost...)
 	}
 	if len(leaderless) > 0 {
 		f.add(Failure, "stream_leaderless", subject, "streams take no messages: no server leads them", next, leaderless...)

@@ -34,6 +34,7 @@ type Head struct {
 	Version   string
 	Replicas  int
 	Clustered bool
+	Member    string // of its cluster; empty: the servers are not the heads' own
 	Clock     nodes.ClockReading
 	Store     *bus.StoreUsage
 }

@@ -392,7 +392,7 @@ func (c command) restoreInto(ctx context.Context, path string, manifest backupMa
 	if err := c.withStore(ctx, store, func(b *bus.Bus) error { return restoreStreams(ctx, b, path, manifest, f.force) }); err != nil {
 		return err
 	}
-	return restoreSecrets(path, store, manifest, f.force)
+	return restoreSecrets(path, store, f.force)
 }
 
 func restoreStreams(ctx context.Context, b *bus.Bus, path string, manifest backupManifest, force bool) error {
@@ -431,23 +431,25 @@ func restoreStreams(ctx context.Context, b *bus.Bus, path string, manifest backu
 	return placement.DistrustLedger(ctx, b, fmt.Sprintf("restored from the backup of %s", manifest.At.Format(time.RFC3339)))
 }
 
-// restoreSecrets writes the secrets of the backup into a store that has none, or with force in place of its own.
-func restoreSecrets(path, store string, manifest backupManifest, force bool) error {
-	if len(manifest.Secrets) == 0 {
-		return nil
-	}
-	return eachEntry(path, func(h *tar.Header, r io.Reader) error {
-		name, ok := strings.CutPrefix(h.Name, "secrets/")
-		if !ok || !slices.Contains(secretFiles, name) {
-			return nil
+// backupSecrets are the secrets of a backup by the name of their file.
+func backupSecrets(path string) (map[string][]byte, error) {
+	secrets := map[string][]byte{}
+	return secrets, eachEntry(path, func(h *tar.Header, r io.Reader) (err error) {
+		if name, ok := strings.CutPrefix(h.Name, "secrets/"); ok && slices.Contains(secretFiles, name) {
+			secrets[name], err = io.ReadAll(io.LimitReader(r, secretFileMost))
 		}
-		data, err := io.ReadAll(io.LimitReader(r, secretFileMost))
-		if err != nil {
-			return err
-		}
-		if _, err := os.Stat(filepath.Join(store, name)); err == nil && !force {
-			return nil
-		}
-		return nodes.WritePrivate(filepath.Join(store, name), data)
+		return err
 	})
+}
+
+// restoreSecrets writes the secrets of the backup into a store that has none, or with force in place of its own.
+func restoreSecrets(path, store string, force bool) error {
+	secrets, err := backupSecrets(path)
+	for name, data := range secrets {
+		if _, missing := os.Stat(filepath.Join(store, name)); missing == nil && !force {
+			continue
+		}
+		err = errors.Join(err, nodes.WritePrivate(filepath.Join(store, name), data))
+	}
+	return err
 }

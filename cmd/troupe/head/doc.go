@@ -14,5 +14,7 @@ type command struct{ *cli.CLI }
 // Commands are the commands of this package.
 func Commands(base *cli.CLI) []*cobra.Command {
 	c := command{base}
-	return []*cobra.Command{newUp(c), newJoin(c), newAgent(c), newDataPort(c), newLaunch(c), newWait(c), newBackup(c), newRestore(c)}
+	return []*cobra.Command{
+		newUp(c), newJoin(c), newAgent(c), newDataPort(c), newLaunch(c), newWait(c), newBackup(c), newRestore(c), newCluster(c),
+	}
 }

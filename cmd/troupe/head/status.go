@@ -6,6 +6,8 @@ import (
 	"errors"
 	"log/slog"
 	"os"
+	"slices"
+	"strings"
 	"time"
 
 	"troupe/bus"
@@ -17,6 +19,7 @@ import (
 const (
 	storeLimit   = time.Minute      // until the store of a starting head answers
 	askTimeout   = time.Second      // for the answer of a head
+	headsMost    = 16               // that answer at once
 	storeAttempt = 10 * time.Second // a request that a server without a leader got is never answered
 )
 
@@ -29,6 +32,13 @@ type Status struct {
 	// Replicas is how many servers have a copy of the ledger, the registry and the leases.
 	Replicas  int  `json:"replicas"`
 	Clustered bool `json:"clustered"` // whether the server is one of several
+	// Member is the head among the Members of its cluster; empty: it has none, or an external one. Formed: the members have a leader, so that
+	// the store takes requests. Leads: the head grants. Peers are the members with a route to this one.
+	Member  string     `json:"member,omitempty"`
+	Members []string   `json:"members,omitempty"`
+	Formed  bool       `json:"formed,omitempty"`
+	Leads   bool       `json:"leads"`
+	Peers   []bus.Peer `json:"peers,omitempty"`
 	// Now is the time of the answer by the clock of the head's machine. Store is that of an embedded server.
 	Now   time.Time       `json:"now"`
 	Store *bus.StoreUsage `json:"store,omitempty"`
@@ -41,14 +51,16 @@ type statusServer struct {
 	since    time.Time
 	sub      *bus.Subscription
 	replicas int
+	store    string
+	leads    func() bool
 }
 
-func serveStatus(ctx context.Context, b *bus.Bus, log *slog.Logger, replicas int) (*statusServer, error) {
+func serveStatus(ctx context.Context, b *bus.Bus, log *slog.Logger, replicas int, store string, leads func() bool) (*statusServer, error) {
 	has, err := awaitStore(ctx, b, log, replicas)
 	if err != nil {
 		return nil, err
 	}
-	s := &statusServer{b: b, log: log, since: time.Now().UTC(), replicas: has}
+	s := &statusServer{b: b, log: log, since: time.Now().UTC(), replicas: has, store: store, leads: leads}
 	s.sub, err = b.Subscribe(bus.NodesHead(), s.answer)
 	if err != nil {
 		return nil, err
@@ -67,7 +79,9 @@ func awaitStore(ctx context.Context, b *bus.Bus, log *slog.Logger, replicas int)
 			has, err = registry.Replicas(attempt, b, replicas)
 		}
 		cancel()
-		if !errors.Is(err, context.DeadlineExceeded) || waits.Wait(ctx) != nil {
+		// A stream that another head creates at the same time is not there for all servers at once.
+		transient := errors.Is(err, context.DeadlineExceeded) || errors.Is(err, bus.ErrNotFound) || b.Member() != nil && errors.Is(err, bus.ErrUnavailable)
+		if !transient || waits.Wait(ctx) != nil {
 			return has, err
 		}
 		log.Warn("troupe: the store does not answer; trying again", "limit", storeLimit, "error", err)
@@ -79,7 +93,8 @@ func (s *statusServer) close() {
 }
 
 func (s *statusServer) answer(m *bus.Msg) {
-	status := Status{PID: os.Getpid(), Since: s.since, Version: cli.Version, Refused: s.b.Refused(), Replicas: s.replicas, Clustered: s.b.Clustered(), Now: time.Now().UTC()}
+	status := Status{PID: os.Getpid(), Since: s.since, Version: cli.Version, Refused: s.b.Refused(), Replicas: s.replicas, Clustered: s.b.Clustered(), Leads: s.leads(), Now: time.Now().UTC()}
+	s.addMember(&status)
 	if usage, ours := s.b.Store(); ours {
 		status.Store = &usage
 	}
@@ -89,6 +104,50 @@ func (s *statusServer) answer(m *bus.Msg) {
 	}
 	if err != nil {
 		s.log.Debug("troupe: an answer about the status of the head is lost", "error", err)
+	}
+}
+
+// addMember adds what the embedded server knows of its cluster. The list of members is in the store, because one may be replaced.
+func (s *statusServer) addMember(status *Status) {
+	m := s.b.Member()
+	if m == nil {
+		return
+	}
+	status.Member, status.Formed, status.Peers = m.Name(), m.Formed(), m.Peers()
+	if f, err := readCluster(s.store); err == nil && f != nil {
+		status.Members = f.Members
+	}
+}
+
+// AskAll is the status of every head that answers in time: the members of a cluster, by name, or the heads on one external NATS.
+func AskAll(ctx context.Context, b *bus.Bus) (all []Status) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	answerCh := make(chan *bus.Msg, headsMost)
+	inbox := b.NewInbox()
+	sub, err := b.SubscribeChan(inbox, answerCh)
+	if err != nil {
+		return nil
+	}
+	defer func() { _ = sub.Unsubscribe() }() // fails only if the connection is closed
+	if b.PublishRequest(bus.NodesHead(), inbox, nil) != nil {
+		return nil
+	}
+	for {
+		select {
+		case m := <-answerCh:
+			var status Status
+			if json.Unmarshal(m.Data, &status) != nil || status.PID == 0 { // the server says that no head is there
+				return all
+			}
+			all = append(all, status)
+		case <-ctx.Done():
+			return all
+		}
+		slices.SortFunc(all, func(x, y Status) int { return strings.Compare(x.Member, y.Member) })
+		if !all[0].Clustered || len(Members(all)) > 0 && len(MissingMembers(all)) == 0 {
+			return all
+		}
 	}
 }
 

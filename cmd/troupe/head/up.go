@@ -42,6 +42,7 @@ type upFlags struct {
 	replicas int
 	limit    string
 	logDir   string
+	cluster  clusterFlags
 	node     nodeFlags
 	logging  cli.LoggingFlags
 }
@@ -64,11 +65,17 @@ The store is bounded by --store-limit. When the limit is reached or the disk is 
 at once ("no space left in the head's store"); running workers and calls continue. The head accepts writes again when there is
 space; if its store cannot be closed and opened again, it replaces itself, under the same process id.
 
+With --cluster, three heads on three machines have one store between them, and any two of them go on when the third is lost. --init on one
+of them makes the bundle, a file with the secrets of the cluster, which the others are given with --bundle. The store knows its cluster: later
+starts need none of these flags.
+
 With --nats the head uses an external NATS server, with the credentials file of --creds or TROUPE_CREDS, or with TROUPE_TOKEN.`,
 		Example: `  troupe up
   troupe up --listen 127.0.0.1:9000 --store ./run
   troupe up --gpus sim:2x8             # two simulated nodes of eight devices
   troupe up --listen 0.0.0.0:7422      # prints how other machines join
+  troupe up --cluster a,b,c --init --bundle cluster.bundle     # on a, then copy the bundle to b and c
+  troupe up --bundle cluster.bundle                            # on b and c
   troupe up --nats nats://a:4222,nats://b:4222 --creds troupe.creds`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -84,6 +91,9 @@ With --nats the head uses an external NATS server, with the credentials file of 
 			}
 			h, err := c.newHead(flags)
 			if err != nil {
+				return err
+			}
+			if err := c.joinCluster(h, flags, cmd.Flags().Changed("listen")); err != nil {
 				return err
 			}
 			ctx := cmd.Context()
@@ -114,6 +124,7 @@ func (f *upFlags) add(cmd *cobra.Command) {
 	cmd.Flags().IntVar(&f.replicas, "replicas", 0, "copies of ledger, registry, leases and events in a NATS cluster, 1 to 5 (default one per server, up to 3)")
 	cmd.Flags().StringVar(&f.limit, "store-limit", "", "limit of the store, such as 10GiB (default 16GiB)")
 	cmd.Flags().StringVar(&f.logDir, "log-dir", "", "folder for the output of workers (default in the store)")
+	f.cluster.add(cmd)
 	f.node.add(cmd)
 	f.logging.Add(cmd)
 }
@@ -148,6 +159,12 @@ type head struct {
 	metrics  string // address; empty: none
 	replicas int    // as in kv.Config
 	limit    int64  // bytes of the store; zero: the default of bus
+
+	cluster    *clusterFile // nil: the head is alone
+	bundle     *bundle      // of a member whose store is new; nil: there is none yet, or the store is not new
+	bundlePath string       // where the first member writes it
+	restore    string       // backup that the first member restores; empty: none
+	first      bool         // it has made the cluster
 
 	ranBefore   bool // a head has run on the store
 	replaceable bool // the process runs this head alone: it may replace itself
@@ -236,28 +253,42 @@ func (c command) up(ctx context.Context, h *head, inside func(context.Context, *
 		return err
 	}
 	defer func() { err = errors.Join(err, b.Close()) }()
+	if h.cluster != nil {
+		if err := c.formCluster(ctx, b, h); err != nil {
+			return ignoreEnd(ctx, err)
+		}
+	}
 	if h.ranBefore {
 		if err := expectLedger(ctx, b); err != nil {
 			return err
 		}
 	}
-	service, err := startPlacement(ctx, b, h.file.Name, h.replicas)
+	service, err := startPlacement(ctx, b, h.id(), h.replicas)
 	if err != nil {
 		return err
 	}
 	defer service.stop()
 	log := c.Logger(&h.level)
-	status, err := serveStatus(ctx, b, log, h.replicas)
+	status, err := serveStatus(ctx, b, log, h.replicas, h.store, service.desk.Leads)
 	if err != nil {
 		return err
 	}
 	defer status.close()
+	var standby func() bool // nil: no other head leads
+	if h.cluster != nil {
+		replaces, err := serveReplace(b, h.store, service.desk.Leads, log)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = replaces.Unsubscribe() }() // fails only if the connection is closed
+		standby = func() bool { return !service.desk.Leads() }
+	}
 	if h.metrics != "" {
 		token, err := h.pageToken()
 		if err != nil {
 			return err
 		}
-		where, stop, err := metrics.Serve(h.metrics, token, b, log)
+		where, stop, err := metrics.Serve(h.metrics, token, b, standby, log)
 		if err != nil {
 			return fmt.Errorf("--metrics %s: %w", h.metrics, err)
 		}
@@ -315,7 +346,15 @@ func (c command) up(ctx context.Context, h *head, inside func(context.Context, *
 // expectLedger makes the placement service doubt a ledger that is missing although a head has run on the store: the disk was lost. It grants
 // nothing until nodes and drivers have had time to say what they hold.
 func expectLedger(ctx context.Context, b *bus.Bus) error {
-	state, err := b.ServerState(ctx)
+	var state bus.ServerState
+	ask, cancel := context.WithTimeout(ctx, storeLimit)
+	defer cancel()
+	err := bus.Retry(ask, bus.Backoff{}, func() (err error) { // a cluster may be without a leader for a moment
+		if state, err = b.ServerState(ask); err == nil && state.NoQuorum {
+			return bus.ErrUnavailable
+		}
+		return err
+	})
 	if err != nil {
 		return err
 	}
@@ -376,7 +415,14 @@ func (c command) openHead(ctx context.Context, h *head) (*bus.Bus, error) {
 	_, err := os.Stat(portFile(h.store))
 	h.ranBefore = err == nil
 	cfg.Server = bus.ServerConfig{Listen: h.at.text, StoreDir: h.store, MaxStore: h.limit, SyncAlways: true, Replaceable: h.replaceable}
-	if cfg.Server.Token, h.file.TokenFile, err = keptToken(h.store, c.Env("TROUPE_TOKEN")); err != nil {
+	given := c.Env("TROUPE_TOKEN")
+	if h.cluster != nil {
+		given = "" // that of the bundle
+		if err := h.found(); err != nil {
+			return nil, err
+		}
+	}
+	if cfg.Server.Token, h.file.TokenFile, err = keptToken(h.store, given); err != nil {
 		return nil, fmt.Errorf("token in %s: %w", h.store, err)
 	}
 	if !h.at.loopback {
@@ -384,12 +430,19 @@ func (c command) openHead(ctx context.Context, h *head) (*bus.Bus, error) {
 			return nil, err
 		}
 	}
+	if h.cluster != nil {
+		cfg.Server.Cluster = h.cluster.config(h.at, cfg.Server.TLS)
+	}
 	cfg.Server.HangStore, _ = time.ParseDuration(c.Env(hangStoreEnv)) // zero, unless a test sets it
 	b, err := bus.Open(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}
 	h.file.URL = localURL(b.URL())
+	if h.cluster != nil {
+		h.file.URL = strings.Join(h.cluster.urls(), ",")
+		return b, nil // it has run once the cluster has formed
+	}
 	return b, keepPort(h.store, h.file.URL)
 }
 
@@ -407,7 +460,10 @@ func (h *head) agentSpec() agentSpec {
 	spec := *h.agent
 	spec.Dir, spec.Own = filepath.Join(h.store, "agent"), true
 	spec.Access = nodes.Access{URLs: strings.Split(h.file.URL, ","), TokenFile: h.file.TokenFile, CredsFile: h.file.CredsFile, Fingerprint: h.file.Fingerprint}
-	if len(h.nats) == 0 && !h.at.loopback {
+	switch {
+	case h.cluster != nil:
+		spec.Host = advertised(h.cluster.Own)
+	case len(h.nats) == 0 && !h.at.loopback:
 		spec.Host = advertised(h.at.text)
 	}
 	return spec
@@ -435,6 +491,9 @@ func (c command) sayReady(h *head, ledger placement.LedgerStatus) error {
 
 // joinLine is the command with which another machine joins.
 func (h *head) joinLine() string {
+	if h.cluster != nil {
+		return fmt.Sprintf("troupe join %s --fingerprint %s --token-file FILE", h.file.URL, h.file.Fingerprint)
+	}
 	port := h.file.URL[strings.LastIndex(h.file.URL, ":")+1:]
 	return fmt.Sprintf("troupe join tls://%s --fingerprint %s --token-file FILE", net.JoinHostPort(advertised(h.at.text), port), h.file.Fingerprint)
 }

@@ -244,7 +244,7 @@ func headFacts(ctx context.Context, b *bus.Bus) *doctor.Head {
 		return nil
 	}
 	clock := nodes.ClockReading{Offset: status.Now.Sub(sent.Add(took / 2)), Error: took / 2}
-	return &doctor.Head{Version: status.Version, Replicas: status.Replicas, Clustered: status.Clustered, Clock: clock, Store: status.Store}
+	return &doctor.Head{Version: status.Version, Replicas: status.Replicas, Clustered: status.Clustered, Clock: clock, Store: status.Store, Member: status.Member}
 }
 
 // placementFacts reads the nodes, the queue and the ledger, and asks every agent about its machine.

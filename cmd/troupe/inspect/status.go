@@ -26,7 +26,8 @@ const askNode = time.Second
 
 // overview is the JSON output of status.
 type overview struct {
-	Head    *head.Status        `json:"head,omitempty"` // nil if no head answers
+	Head    *head.Status        `json:"head,omitempty"`  // nil if no head answers
+	Heads   []head.Status       `json:"heads,omitempty"` // of a cluster, those that answer
 	URL     string              `json:"url"`
 	Nodes   []nodeOverview      `json:"nodes"`
 	Roles   []roleOutput        `json:"roles"` // of the namespace that was given, or of all
@@ -93,7 +94,10 @@ func (c command) status(ctx context.Context) error {
 
 // look collects the overview.
 func look(ctx context.Context, b *bus.Bus, s cli.Server) (overview, error) {
-	view := overview{URL: b.URL(), Head: head.Ask(ctx, b), Nodes: []nodeOverview{}}
+	view := overview{URL: b.URL(), Nodes: []nodeOverview{}}
+	if err := view.readHeads(ctx, b); err != nil {
+		return view, err
+	}
 	client, err := placement.NewClient(b, "")
 	if err != nil {
 		return view, err
@@ -121,6 +125,24 @@ func look(ctx context.Context, b *bus.Bus, s cli.Server) (overview, error) {
 		view.Roles = append(view.Roles, roleJSON(r))
 	}
 	return view, err
+}
+
+// readHeads asks the heads. Without a quorum nothing more can be read.
+func (v *overview) readHeads(ctx context.Context, b *bus.Bus) error {
+	heads := head.AskAll(ctx, b)
+	for i, h := range heads {
+		if v.Head == nil || h.Leads {
+			v.Head = &heads[i]
+		}
+	}
+	if len(head.Members(heads)) == 0 {
+		return nil
+	}
+	v.Heads = heads
+	if gone := head.MissingMembers(heads); 2*len(gone) > len(head.Members(heads)) {
+		return bus.Errorf(bus.CodeUnavailable, "the cluster has lost its quorum: %s do not answer; nothing is granted until one of them is back (troupe cluster status)", strings.Join(gone, ", "))
+	}
+	return nil
 }
 
 // lookAtNodes asks all agents concurrently.
@@ -204,6 +226,12 @@ func (c command) showStatus(v overview, s cli.Server) error {
 		case h.Clustered:
 			c.Printf("STORE  %d replicas\n", h.Replicas)
 		}
+	}
+	for _, row := range head.MemberRows(v.Heads) {
+		c.Printf("MEMBER %s, %s\n", row[0], row[1])
+	}
+	if gone := head.MissingMembers(v.Heads); len(gone) > 0 {
+		c.Printf("WARNING: %s does not answer: one more loss stops grants\n", strings.Join(gone, ", "))
 	}
 	for _, run := range v.Runs {
 		mark := ""

@@ -34,6 +34,8 @@ type headMetrics struct {
 	events *dashboard.Events
 	meter  *deviceMeter
 	log    *slog.Logger
+
+	standby func() bool
 }
 
 // The descriptions, in the order of output.
@@ -72,8 +74,9 @@ func describe(name, help string, labels ...string) *prometheus.Desc {
 func Names() []string { return slices.Clone(names) }
 
 // Serve serves the dashboard, health checks and metrics at an address until stop is called. Beyond loopback every
-// request but health checks must show the token.
-func Serve(at, token string, b *bus.Bus, log *slog.Logger) (where string, stop func(), err error) {
+// request but health checks must show the token. standby reports whether another head leads, which serves what they all would tell; nil: none
+// does.
+func Serve(at, token string, b *bus.Bus, standby func() bool, log *slog.Logger) (where string, stop func(), err error) {
 	client, err := placement.NewClient(b, "")
 	if err != nil {
 		return "", nil, err
@@ -97,11 +100,19 @@ func Serve(at, token string, b *bus.Bus, log *slog.Logger) (where string, stop f
 		client.Close()
 		return "", nil, errors.Join(err, listener.Close())
 	}
+	if standby == nil {
+		standby = func() bool { return false }
+	}
 	meter := &deviceMeter{owners: map[deviceOwner]*deviceUse{}}
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(&headMetrics{b: b, client: client, events: events, meter: meter, log: log}, &roleMetrics{b: b, workers: observer.Workers, traffic: observer.Traffic, log: log}, &pipelineMetrics{b: b, log: log}, &weightsMetrics{b: b, log: log}, measured, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry.MustRegister(
+		&headMetrics{b: b, client: client, events: events, meter: meter, log: log, standby: standby},
+		leading{&roleMetrics{b: b, workers: observer.Workers, traffic: observer.Traffic, log: log}, standby},
+		leading{&pipelineMetrics{b: b, log: log}, standby}, leading{&weightsMetrics{b: b, log: log}, standby}, leading{measured, standby},
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+	)
 	handler := dashboard.Handler(dashboard.Config{
-		Bus: b, Observer: observer, Token: token,
+		Bus: b, Observer: observer, Token: token, StandbyFunc: standby,
 		Metrics: promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4, Timeout: 2 * scrapeWait}),
 	})
 	limit := newConnections(bus.MaxPageConnections())
@@ -129,6 +140,18 @@ func Serve(at, token string, b *bus.Bus, log *slog.Logger) (where string, stop f
 	}, nil
 }
 
+// leading collects only while the head leads.
+type leading struct {
+	prometheus.Collector
+	standby func() bool
+}
+
+func (l leading) Collect(ch chan<- prometheus.Metric) {
+	if !l.standby() {
+		l.Collector.Collect(ch)
+	}
+}
+
 // Describe implements prometheus.Collector.
 func (m *headMetrics) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(m, ch) }
 
@@ -154,6 +177,9 @@ func (m *headMetrics) Collect(ch chan<- prometheus.Metric) {
 	t.send(upDesc, one(err == nil))
 	if err != nil {
 		m.log.Warn("troupe: the placement service does not answer; its metrics are missing", "error", err)
+		return
+	}
+	if m.standby() {
 		return
 	}
 	held := map[string]bool{}
