@@ -129,6 +129,8 @@ def test_a_size_that_cannot_be_right_is_refused(made):
         assert cluster.load(1) == [0, 1]
         with pytest.raises(troupe.InvalidError, match="a replica has 2 workers"):
             router.scale(pairs, 3)
+        with pytest.raises(troupe.InvalidError, match="workers='3' is of type str"):
+            router.scale(pairs, "3")
         router.scale(pairs, 4)
         learned(pairs, 4)
         assert (pairs.dp_size, pairs.tp_size) == (2, 2)

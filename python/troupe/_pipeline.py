@@ -243,7 +243,7 @@ class Pipeline(Held):
     def scale(self, stage: str, workers: int, *, blocking: bool = True) -> Any:
         """Sets the number of workers of a stage: its role grows or shrinks, or its function runs that many times in
         parallel."""
-        return self._verb("scale", blocking, stage=stage, workers=workers)
+        return self._verb("scale", blocking, stage=stage, workers=_check.integer("workers", workers))
 
     def join(self, stage: str, cluster: Cluster, ranks: Sequence[int] = (), *, blocking: bool = True) -> Any:
         """Adds workers to a stage that runs here: the given ranks of another cluster, or all of them."""

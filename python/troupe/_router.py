@@ -130,6 +130,7 @@ class Router(Held):
 
     def scale(self, cluster: Cluster, workers: int, *, timeout: float | None = None, blocking: bool = True) -> Any:
         """Sets the number of a cluster's ranks: new ranks join, and departing ones first finish their requests."""
+        workers = _check.integer("workers", workers)
         return self._verb("scale", blocking, cluster=cluster._open()._id, workers=workers, timeout=timeout)
 
     # Control.
