@@ -75,12 +75,12 @@ class Ready(Infer):
 
 class AsyncInfer(Infer):
     async def follow(self, steps):
-        """Takes each version as it comes, without a call that blocks the loop."""
+        """Takes the newest version as often as there is one, without a call that blocks the loop."""
         warnings.simplefilter("error")
         version, taken = None, []
         while not taken or taken[-1] < steps:
-            version = await self.w.next(after=version)
-            await self.w.stage(version, blocking=False)
+            await self.w.next(after=version)
+            version = await self.w.stage(blocking=False)  # the newest; the one that was announced may be replaced
             await self.w.commit(version, blocking=False)
             taken.append(self.seen()[0])
         return taken
