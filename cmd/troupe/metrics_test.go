@@ -200,6 +200,7 @@ func TestTrafficMetrics(t *testing.T) {
 		all := scrape(t, head.Metrics)
 		return value(all, bytes("inline", "sent")) > 2000 && value(all, bytes("inline", "received")) > 2000 &&
 			value(all, bytes("chunks", "sent")) > 400_000 && value(all, bytes("chunks", "received")) > 400_000 &&
+			value(all, `troupe_transfer_bytes_total{way="bus"}`) > 400_000 && value(all, `troupe_transfer_bytes_total{way="direct"}`) == 0 &&
 			value(all, bytes("shared", "sent")) == 0 && value(all, bytes("device", "received")) == 0
 	}, 2*time.Minute, 100*time.Millisecond)
 
