@@ -63,7 +63,7 @@ func TestCallsWaitForARestart(t *testing.T) {
 	begun := time.Now()
 	require.Eventually(t, func() bool {
 		_, err = c.Go(patient(t), dispatch.Call{Method: "pid", NoWait: true})
-		return err != nil && strings.Contains(err.Error(), "rank 1 is restarting (1 of 3)")
+		return err != nil && strings.Contains(err.Error(), "rank 1 is restarting (1 of 5)")
 	}, 2*time.Minute, time.Millisecond)
 	require.ErrorIs(t, err, bus.ErrWorkerLost)
 	require.Contains(t, err.Error(), "SIGKILL")

@@ -108,7 +108,7 @@ func TestHeadRestartsADetachedRole(t *testing.T) {
 	require.Zero(t, code, stderr)
 	require.Equal(t, "[0,1]\n", stdout, "it waits for the restart")
 	events := u.output("events")
-	for _, text := range []string{"role_restarting default/infer: ranks [0], moved to another node: it was stopped: node", "a new fan", "ranks [1], restarting (1 of 3)", "run again"} {
+	for _, text := range []string{"role_restarting default/infer: ranks [0], moved to another node: it was stopped: node", "a new fan", "ranks [1], restarting (1 of 5)", "run again"} {
 		require.Contains(t, events, text)
 	}
 	require.Contains(t, u.output("destroy", "infer"), "role infer is gone")

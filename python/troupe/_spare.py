@@ -10,16 +10,34 @@ import os
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypedDict
 
 import msgpack
 
 _VARIABLE = "TROUPE_SPARE"  # as in nodes/spares.go
 _CONTROL = 3  # descriptor of the agent's socket
 
+# The part of a worker's configuration that a spare uses. A class has a path, or is pickled.
+Config = TypedDict(
+    "Config",
+    {
+        "variables": dict[str, str],
+        "sys_path": list[str],
+        "warm": list[str],
+        "pickle": bool,
+        "class": dict[str, Any],
+    },
+    total=False,
+)
 
-def become_worker(prepare: Callable[[Mapping[str, Any]], None]) -> None:
+
+class _Takeover(TypedDict):
+    env: dict[str, str]
+    dir: str
+
+
+def become_worker(prepare: Callable[[Config], None]) -> None:
     """Returns in a spare when it is a worker, with the environment, folder and output of that; immediately in any other
     process. The Go library is not loaded before, because it reads the environment when it is."""
     path = os.environ.pop(_VARIABLE, None)
@@ -48,15 +66,18 @@ def become_worker(prepare: Callable[[Mapping[str, Any]], None]) -> None:
         sys.path[0] = os.getcwd()
 
 
-def _config(path: str) -> Mapping[str, Any]:
+def _config(path: str) -> Config:
     """Returns the configuration in an assignment file, which is that of all workers of the role."""
     with open(path) as file:
         assignment = msgpack.unpackb(base64.b64decode(json.load(file)["assignment"]), strict_map_key=False)
     config = assignment["config"]
-    return config if isinstance(config, dict) else {"class": {"path": assignment["class"]}}
+    if not isinstance(config, dict):  # of a role that a driver in another language has created
+        return {"class": {"path": assignment["class"]}}
+    found: Config = assignment["config"]
+    return found
 
 
-def _take(control: socket.socket) -> tuple[dict[str, Any], tuple[int, int]]:
+def _take(control: socket.socket) -> tuple[_Takeover, tuple[int, int]]:
     """Waits for the message of the agent. The end of the socket ends the process: it is not needed."""
     numbers = array.array("i")
     first, extra, _, _ = control.recvmsg(1, socket.CMSG_SPACE(2 * numbers.itemsize), socket.MSG_CMSG_CLOEXEC)

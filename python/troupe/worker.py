@@ -7,7 +7,6 @@ method is async, all methods of the class on one event loop. Go answers all othe
 from __future__ import annotations
 
 import importlib
-import inspect
 import io
 import os
 import pickle
@@ -358,7 +357,7 @@ def known_classes() -> dict[str, str]:
 _unpickled: dict[bytes, Any] = {}  # classes of this process while it was a spare
 
 
-def prepare_class(config: Mapping[str, Any]) -> None:
+def prepare_class(config: _spare.Config) -> None:
     """Does what can be done before a spare knows its rank: the imports, and the class method prepare of the class."""
     os.environ.update(config.get("variables", {}))
     _search(config.get("sys_path", []))
@@ -371,7 +370,7 @@ def prepare_class(config: Mapping[str, Any]) -> None:
         cls = _unpickled[wanted["pickle"]] = pickle.loads(wanted["pickle"])
     else:
         return  # the worker refuses it
-    if isinstance(inspect.getattr_static(cls, "prepare", None), classmethod):
+    if any(isinstance(vars(one).get("prepare"), classmethod) for one in getattr(cls, "__mro__", ())):
         cls.prepare()
 
 
