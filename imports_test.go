@@ -56,7 +56,7 @@ var allowed = map[string][]string{
 	"pipeline/flow":           {"bus", "bus/wire", "pipeline/spec"},
 	"pipeline":                {"bus", "bus/values", "bus/wire", "bus/stream", "actors", "dispatch", "roles", "nodes", "pipeline/flow", "pipeline/spec"},
 	"pipeline/groups":         {"bus", "pipeline/flow", "pipeline/spec"},
-	"pipeline/rollouts":       {"bus", "bus/stream", "bus/wire", "pipeline/groups", "pipeline/spec"},
+	"pipeline/rollouts":       {"bus", "bus/stream", "bus/wire", "pipeline/flow", "pipeline/groups", "pipeline/spec"},
 	"weights":                 {"bus", "bus/kv", "bus/values", "bus/wire", "nodes", "weights/pack", "weights/plan", "weights/versions"},
 	"weights/pack":            {"bus", "weights/plan"},
 	"weights/plan":            nil,

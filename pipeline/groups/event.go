@@ -48,15 +48,16 @@ type Event struct {
 // Stored notes the sequence of an event in the log, where a small body lies.
 func (e *Event) Stored(seq uint64) {
 	if e.body != nil && len(e.Body.Large) == 0 {
-		e.body.Seq = seq
+		e.body.Seq, e.body.At = seq, e.Body.At
 	}
 }
 
-// Body says where the parts of one write lie: the one stored copy. A small body is the data of its event, a large one lies in
+// Body says where the parts of one write lie: the one stored copy. A small body lies in the message of its event, a large one in
 // the stream of bodies.
 type Body struct {
 	Parts []Part         `json:"f,omitempty" msgpack:"parts"` // one after the other
 	Seq   uint64         `json:"-" msgpack:"seq"`             // of the event in the log; 0: not stored yet
+	At    int            `json:"at,omitempty" msgpack:"at"`   // where it begins in that message
 	Large flow.SeqRanges `json:"l,omitempty" msgpack:"large"` // sequences of a large body
 }
 

@@ -3,6 +3,8 @@ package rollouts
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"slices"
 	"time"
 
 	"troupe/bus"
@@ -184,26 +186,49 @@ func (e *engine) groupsOf(got []*groups.Group) []Group {
 	return out
 }
 
-// tidy deletes what ended groups have stored, in the background. What is not deleted is deleted by a later engine.
+// tidy deletes what ended groups have stored, in the background. What is not deleted is deleted by a later engine, and so is what
+// a killed server restores.
 func (e *engine) tidy() {
-	if e.tidying || len(e.garbage) == 0 {
+	if e.tidying || time.Since(e.tidied) < tidyInterval {
 		return
 	}
-	garbage := e.garbage
+	floor := e.record // of what has to stay
+	var dead []uint64
+	for seq, in := range e.kept {
+		in = slices.DeleteFunc(in, e.ended.Contains)
+		if e.kept[seq] = in; len(in) > 0 {
+			floor = min(floor, seq)
+		} else if seq != e.record {
+			dead = append(dead, seq)
+		}
+	}
+	behind := slices.DeleteFunc(slices.Clone(dead), func(seq uint64) bool { return seq < floor })
+	below := len(dead) > len(behind)
+	if len(behind) <= maxDead {
+		behind = nil
+	}
+	names := e.garbage
+	if !below && len(behind) == 0 && len(names) == 0 {
+		return
+	}
+	for _, seq := range dead {
+		if seq < floor || behind != nil {
+			delete(e.kept, seq)
+		}
+	}
 	e.garbage, e.tidying = nil, true
 	e.group.Go(bus.Guard(func() {
-		for _, g := range garbage {
+		err := e.log.Purge(e.ctx, "", floor)
+		if len(behind) > 0 {
+			err = errors.Join(err, e.log.DeleteMessages(e.ctx, behind))
+		}
+		for _, name := range names {
 			ctx, cancel := context.WithTimeout(e.ctx, attemptTimeout)
-			err := e.log.Purge(ctx, e.at.group(g.Name), 0)
-			if g.Large {
-				if bodyErr := e.bodies.Purge(ctx, e.at.body(g.Name), 0); err == nil {
-					err = bodyErr
-				}
-			}
+			err = errors.Join(err, e.bodies.Purge(ctx, e.at.body(name), 0))
 			cancel()
-			if err != nil && e.ctx.Err() == nil {
-				e.cfg.Logger.Warn("rollouts: an ended group was not deleted; the next engine deletes it", "rollouts", e.at.name, "group", g.Name, "error", err)
-			}
+		}
+		if err != nil && e.ctx.Err() == nil {
+			e.cfg.Logger.Warn("rollouts: ended groups were not deleted; the next engine deletes them", "rollouts", e.at.name, "error", err)
 		}
 		e.tidyCh <- struct{}{}
 	}))

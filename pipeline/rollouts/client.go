@@ -337,28 +337,49 @@ func (c *Client) streams(ctx context.Context) (log, bodies *stream.Stream, err e
 	return c.log, c.bodies, nil
 }
 
-// Read reads bodies from their streams, several at once.
+// Read reads bodies from their streams, several at once. A message with several of them is read once.
 func (c *Client) Read(ctx context.Context, bodies []*Body) ([][]byte, error) {
+	small := map[uint64][]int{} // by message
+	var reads [][]int
+	for i, b := range bodies {
+		switch {
+		case b.Size() == 0:
+		case len(b.Large) > 0:
+			reads = append(reads, []int{i})
+		default:
+			small[b.Seq] = append(small[b.Seq], i)
+		}
+	}
+	for _, all := range small {
+		reads = append(reads, all)
+	}
 	out := make([][]byte, len(bodies))
-	errs := make([]error, len(bodies))
+	errs := make([]error, len(reads))
 	roomCh := make(chan struct{}, fetchers)
 	var group sync.WaitGroup
-	for i, b := range bodies {
+	for k, all := range reads {
 		roomCh <- struct{}{}
 		group.Go(bus.Guard(func() {
 			defer func() { <-roomCh }()
-			out[i], errs[i] = c.readOne(ctx, b)
+			data, err := c.readMessage(ctx, bodies[all[0]])
+			for _, i := range all {
+				b := bodies[i]
+				if err == nil && b.At+b.Size() > len(data) {
+					err = bus.Errorf(bus.CodeMalformed, "rollouts %s: a body of %d bytes at %d of %d", c.at.name, b.Size(), b.At, len(data))
+				}
+				if err == nil {
+					out[i] = data[b.At : b.At+b.Size()]
+				}
+			}
+			errs[k] = err
 		}))
 	}
 	group.Wait()
 	return out, errors.Join(errs...)
 }
 
-// readOne reads a body; it waits for a server that is away.
-func (c *Client) readOne(ctx context.Context, b *Body) (out []byte, err error) {
-	if b.Size() == 0 {
-		return nil, nil
-	}
+// readMessage reads the message of a small body, or the whole of a large one; it waits for a server that is away.
+func (c *Client) readMessage(ctx context.Context, b *Body) (out []byte, err error) {
 	err = bus.Retry(ctx, backoff, func() error {
 		one, cancel := context.WithTimeout(ctx, 5*attemptTimeout)
 		defer cancel()
@@ -378,9 +399,6 @@ func (c *Client) readNow(ctx context.Context, b *Body) ([]byte, error) {
 	}
 	if len(b.Large) == 0 {
 		m, err := log.Get(ctx, b.Seq)
-		if err == nil && len(m.Data) != b.Size() {
-			return nil, bus.Errorf(bus.CodeMalformed, "a body of %d bytes instead of %d", len(m.Data), b.Size())
-		}
 		return m.Data, err
 	}
 	out := make([]byte, 0, b.Size())
@@ -390,9 +408,6 @@ func (c *Client) readNow(ctx context.Context, b *Body) ([]byte, error) {
 			return nil, err
 		}
 		out = append(out, m.Data...)
-	}
-	if len(out) != b.Size() {
-		return nil, bus.Errorf(bus.CodeMalformed, "a body of %d bytes instead of %d", len(out), b.Size())
 	}
 	return out, nil
 }

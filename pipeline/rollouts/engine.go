@@ -10,6 +10,7 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/stream"
+	"troupe/pipeline/flow"
 	"troupe/pipeline/groups"
 )
 
@@ -28,12 +29,16 @@ type Config struct {
 }
 
 const (
-	headerEvent = "Troupe-Event"
+	headerEvents     = "Troupe-Events"
+	headerCheckpoint = "Troupe-Record"
+	headerEngine     = "Troupe-Engine"
 
 	attemptTimeout = 2 * time.Second
 	tickInterval   = 200 * time.Millisecond
-	maxQueued      = 700 // events that wait for a commit; with those of one request and one tick they fit into a batch
-	maxQueuedBytes = 4 << 20
+	maxQueued      = 300 // events that wait for a commit; with those of one request and one tick they fit into a message
+	maxQueuedBytes = 256 << 10
+	tidyInterval   = time.Second
+	maxDead        = 256 // messages of ended groups behind one that has not ended; then they are deleted one by one
 	maxParked      = 4096
 	parkedFor      = time.Second // then a request that waits is answered, and repeated
 	orphanAge      = 10 * time.Minute
@@ -74,7 +79,12 @@ type engine struct {
 	parked     []*parked
 	dirty      bool // parked requests may be served
 	tidying    bool
-	garbage    []*groups.Group
+	tidied     time.Time
+	garbage    []string            // groups whose large bodies can be deleted
+	kept       map[uint64][]uint64 // by message of the log, the groups with events in it
+	ended      flow.OrdinalSet     // groups whose end is stored
+	record     uint64              // message with the last checkpoint
+	recording  bool                // the commit in flight has one
 
 	storedCh  chan commitResult
 	releaseCh chan []string
@@ -113,7 +123,7 @@ func open(ctx context.Context, cfg Config, name string, declared Spec) (*engine,
 	declared = declared.WithDefaults()
 	var err error
 	room := int64(declared.Bytes+declared.Bytes/4) + 64<<20 // the server reserves it, for each of the two
-	if e.log, err = stream.Create(ctx, cfg.Bus, stream.Config{Name: e.at.stream(), Subject: e.at.log(), MaxBytes: room, Replicas: cfg.Replicas, Replace: true}); err == nil {
+	if e.log, err = stream.Create(ctx, cfg.Bus, stream.Config{Name: e.at.stream(), Subject: e.at.log(), MaxBytes: room, Replicas: cfg.Replicas}); err == nil {
 		e.bodies, err = stream.Create(ctx, cfg.Bus, stream.Config{Name: e.at.bodyStream(), Subject: e.at.body("*"), MaxBytes: room, Replicas: cfg.Replicas})
 	}
 	if err != nil {
@@ -146,111 +156,128 @@ func open(ctx context.Context, cfg Config, name string, declared Spec) (*engine,
 
 // takeOver makes the state from the log and writes a first commit. From then on an engine before it cannot write.
 func (e *engine) takeOver(ctx context.Context, declared Spec) error {
-	from, err := e.readCheckpoint(ctx)
-	if err != nil {
-		return err
-	}
 	info, err := e.log.State(ctx)
 	if err != nil {
 		return err
 	}
-	e.last, e.garbage = info.LastSeq, nil
+	e.last, e.garbage, e.kept = info.LastSeq, nil, map[uint64][]uint64{}
+	var events []groups.Event
+	var seqs []uint64
+	var from *groups.Checkpoint
+	err = e.log.Each(ctx, stream.ReadOptions{HeadersOnly: true}, func(m stream.Message) error {
+		var some []groups.Event
+		err := json.Unmarshal([]byte(m.Header.Get(headerEvents)), &some)
+		if text := m.Header.Get(headerCheckpoint); text != "" && err == nil {
+			from = &groups.Checkpoint{}
+			err = json.Unmarshal([]byte(text), from)
+		}
+		if err != nil {
+			return bus.Errorf(bus.CodeMalformed, "message %d of the log is no commit: %w", m.Seq, err)
+		}
+		e.kept[m.Seq] = nil
+		for _, ev := range some {
+			events, seqs = append(events, ev), append(seqs, m.Seq)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
 	e.state = groups.New(declared, from)
 	e.state.Now = time.Now()
-	ended := map[string]bool{}
-	err = e.log.Each(ctx, stream.ReadOptions{Subject: e.at.group("*"), HeadersOnly: true}, func(m stream.Message) error {
-		var ev groups.Event
-		if err := json.Unmarshal([]byte(m.Header.Get(headerEvent)), &ev); err != nil {
-			return bus.Errorf(bus.CodeMalformed, "message %d of the log is no event: %w", m.Seq, err)
+	for i := range events {
+		if e.state.Restore(&events[i], seqs[i]) {
+			e.keep(seqs[i], events[i].Group)
 		}
-		if !e.state.Restore(&ev, m.Seq) {
-			ended[lastToken(m.Subject)] = true // restored after its deletion
-		}
-		return nil
-	})
-	if err != nil {
-		return err
 	}
+	e.ended = e.state.Ended.Clone()
+	orphans := map[string]bool{}
 	err = e.bodies.Each(ctx, stream.ReadOptions{HeadersOnly: true}, func(m stream.Message) error {
-		if name := lastToken(m.Subject); !e.state.Has(name) && time.Since(m.Time) > orphanAge {
-			ended[name] = true
+		if name := lastToken(m.Subject); !orphans[name] && !e.state.Has(name) && time.Since(m.Time) > orphanAge {
+			orphans[name] = true
+			e.garbage = append(e.garbage, name)
 		}
 		return nil
 	})
 	if err != nil {
 		return err
 	}
-	for name := range ended {
-		e.garbage = append(e.garbage, &groups.Group{Name: name, Large: true})
-	}
-	ack, err := e.append(ctx, e.encode(nil, true))
-	e.last = ack
+	e.record, err = e.append(ctx, e.encode(nil, true))
+	e.last = e.record
 	return err
 }
 
-func (e *engine) readCheckpoint(ctx context.Context) (*groups.Checkpoint, error) {
-	var text []byte
-	err := e.log.Each(ctx, stream.ReadOptions{Subject: e.at.state()}, func(m stream.Message) error { text = m.Data; return nil })
-	if err != nil || text == nil {
-		return nil, err
+// keep notes that a message of the log has events of a group.
+func (e *engine) keep(seq, group uint64) {
+	if all := e.kept[seq]; len(all) == 0 || all[len(all)-1] != group {
+		e.kept[seq] = append(all, group)
 	}
-	var c groups.Checkpoint
-	if err := json.Unmarshal(text, &c); err != nil {
-		return nil, bus.Errorf(bus.CodeMalformed, "the checkpoint of the log: %w", err)
-	}
-	return &c, nil
 }
 
-// encode makes the messages of a commit: events, then the checkpoint if it has one.
-func (e *engine) encode(events []*groups.Event, checkpoint bool) []*bus.Msg {
-	msgs := make([]*bus.Msg, 0, len(events)+1)
+// encode makes the message of a commit: events, the small bodies one after the other, and a checkpoint if it has one.
+func (e *engine) encode(events []*groups.Event, checkpoint bool) *bus.Msg {
+	m := &bus.Msg{Subject: e.at.log(), Header: bus.Header{headerEngine: {e.id}}}
 	for _, ev := range events {
-		text, _ := json.Marshal(ev)         // cannot fail
-		name, _ := e.state.NameOf(ev.Group) // it has not ended
-		msgs = append(msgs, &bus.Msg{Subject: e.at.group(name), Header: bus.Header{headerEvent: {string(text)}}, Data: e.data[ev]})
+		if data := e.data[ev]; len(data) > 0 {
+			ev.Body.At = len(m.Data)
+			m.Data = append(m.Data, data...)
+		}
 	}
-	if !checkpoint {
-		return msgs
+	if events == nil {
+		events = []*groups.Event{}
 	}
-	c := e.state.Snapshot()
-	c.Engine, c.By, c.At = e.id, e.cfg.By, e.state.Now
-	text, _ := json.Marshal(c) // cannot fail
-	return append(msgs, &bus.Msg{Subject: e.at.state(), Data: text, Header: stream.Replacing(0)})
+	text, _ := json.Marshal(events) // cannot fail
+	m.Header[headerEvents] = []string{string(text)}
+	if checkpoint {
+		c := e.state.Snapshot()
+		c.Engine, c.By, c.At = e.id, e.cfg.By, e.state.Now
+		text, _ := json.Marshal(c) // cannot fail
+		m.Header[headerCheckpoint] = []string{string(text)}
+	}
+	return m
 }
 
-// append writes a commit that follows e.last, and returns its last sequence.
-func (e *engine) append(ctx context.Context, msgs []*bus.Msg) (uint64, error) {
+// append writes a commit that follows e.last, and returns its sequence.
+func (e *engine) append(ctx context.Context, m *bus.Msg) (uint64, error) {
 	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
 	defer cancel()
-	stream.ExpectLast(msgs[0], e.last)
-	ack, err := stream.Append(ctx, e.cfg.Bus, msgs, bus.NewID())
+	stream.ExpectLast(m, e.last)
+	ack, err := stream.Append(ctx, e.cfg.Bus, []*bus.Msg{m}, "")
 	return ack.Seq, err
 }
 
 // write writes a commit until it is stored, or another engine has taken the log over.
-func (e *engine) write(msgs []*bus.Msg) commitResult {
+func (e *engine) write(m *bus.Msg) commitResult {
 	for waits := backoff.Start(); ; {
-		last, err := e.append(e.ctx, msgs)
+		last, err := e.append(e.ctx, m)
 		if err == nil {
 			return commitResult{last: last}
 		}
 		if waits.Wait(e.ctx) != nil {
 			return commitResult{err: context.Cause(e.ctx)}
 		}
-		ctx, cancel := context.WithTimeout(e.ctx, 5*attemptTimeout)
-		info, stateErr := e.log.State(ctx)
-		rec, lookErr := e.readCheckpoint(ctx) // after the state: if another engine wrote before that, this is its checkpoint
-		cancel()
-		switch {
-		case lookErr != nil || stateErr != nil: // the server is not available
-		case rec == nil || rec.Engine != e.id:
+		if last, err := e.nextEngine(); err == nil && last != "" {
+			if last == e.id { // it was stored, and the acknowledgement was lost
+				return commitResult{last: e.last + 1}
+			}
 			return commitResult{err: bus.Errorf(bus.CodeFenced, "rollouts %s: another process runs them", e.at.name)}
-		case info.LastSeq == e.last+uint64(len(msgs)):
-			return commitResult{last: info.LastSeq}
-		default:
-			e.last = info.LastSeq // a part of the batch may be stored: its events are harmless
 		}
 	}
+}
+
+// nextEngine is the engine that wrote the message after e.last; empty: there is none.
+func (e *engine) nextEngine() (string, error) {
+	ctx, cancel := context.WithTimeout(e.ctx, 5*attemptTimeout)
+	defer cancel()
+	info, err := e.log.State(ctx)
+	if err != nil || info.LastSeq <= e.last {
+		return "", err
+	}
+	m, err := e.log.Get(ctx, e.last+1)
+	if errors.Is(err, bus.ErrNotFound) {
+		return "deleted", nil // this engine has not deleted it
+	}
+	return m.Header.Get(headerEngine), err
 }
 
 // loop applies requests, and commits what they changed.
@@ -297,6 +324,7 @@ func (e *engine) turns(tick <-chan time.Time) error {
 			e.note()
 			e.dirty = true
 			e.expireParked()
+			e.tidy()
 		case r := <-e.storedCh:
 			if r.err != nil {
 				return r.err
@@ -310,14 +338,13 @@ func (e *engine) turns(tick <-chan time.Time) error {
 		case ch := <-e.listCh:
 			ch <- e.state.Tickets()
 		case <-e.tidyCh:
-			e.tidying = false
+			e.tidying, e.tidied = false, time.Now()
 		}
 		if e.dirty && !e.full() {
 			e.retryParked()
 		}
 		e.commit()
 		e.answer()
-		e.tidy()
 	}
 }
 
@@ -342,14 +369,11 @@ func (e *engine) commit() {
 		return
 	}
 	e.flying, e.queue, e.ending = e.dropEnded(e.queue), nil, e.state.TakeEnded()
-	msgs := e.encode(e.flying, e.checkpoint)
+	e.recording = e.checkpoint
+	m := e.encode(e.flying, e.checkpoint)
 	e.checkpoint = false
-	if len(msgs) == 0 { // the groups of all events have ended, and that is stored
-		e.upTo, e.stored = e.enqueued, e.enqueued
-		return
-	}
 	e.busy, e.upTo, e.bytes = true, e.enqueued, 0
-	e.group.Go(bus.Guard(func() { e.storedCh <- e.write(msgs) }))
+	e.group.Go(bus.Guard(func() { e.storedCh <- e.write(m) }))
 }
 
 // dropEnded leaves out events of groups that have ended before they were stored.
@@ -366,12 +390,23 @@ func (e *engine) dropEnded(events []*groups.Event) []*groups.Event {
 }
 
 func (e *engine) committed(last uint64) {
-	first := e.last + 1
-	for i, ev := range e.flying {
-		ev.Stored(first + uint64(i))
+	for _, ev := range e.flying {
+		ev.Stored(last)
 		delete(e.data, ev)
+		e.keep(last, ev.Group)
+	}
+	if len(e.flying) == 0 {
+		e.kept[last] = nil
+	}
+	if e.recording {
+		e.record, e.recording = last, false
 	}
 	e.last, e.busy, e.stored = last, false, e.upTo
-	e.garbage = append(e.garbage, e.ending...)
+	for _, g := range e.ending {
+		e.ended.Add(g.ID)
+		if g.Large {
+			e.garbage = append(e.garbage, g.Name)
+		}
+	}
 	e.flying, e.ending = nil, nil
 }

@@ -4,7 +4,7 @@ import "troupe/bus"
 
 // address is one set of rollouts on the bus. Its subjects, below troupe.<namespace>.@rollouts.<name>:
 //
-//	stored.…       events and checkpoints, in a JetStream stream
+//	stored         events and checkpoints, in a JetStream stream
 //	body.<group>   large bodies, in another
 //	ask.<verb>     requests to the engine
 type address struct{ namespace, name string }
@@ -17,14 +17,8 @@ func (a address) stream() string { return "troupe_rollouts_" + a.namespace + "@"
 // bodyStream is troupe_rolloutbodies_<namespace>@<name>: the JetStream stream of large bodies.
 func (a address) bodyStream() string { return "troupe_rolloutbodies_" + a.namespace + "@" + a.name }
 
-// log is troupe.<namespace>.@rollouts.<name>.stored.>: everything in the log.
-func (a address) log() string { return a.prefix() + ".stored.>" }
-
-// group is troupe.<namespace>.@rollouts.<name>.stored.group.<group>: the events of one group; with * of all.
-func (a address) group(name string) string { return a.prefix() + ".stored.group." + name }
-
-// state is troupe.<namespace>.@rollouts.<name>.stored.state: the checkpoint.
-func (a address) state() string { return a.prefix() + ".stored.state" }
+// log is troupe.<namespace>.@rollouts.<name>.stored: the log; each message is a commit.
+func (a address) log() string { return a.prefix() + ".stored" }
 
 // body is troupe.<namespace>.@rollouts.<name>.body.<group>: the large bodies of one group; with * of all.
 func (a address) body(group string) string { return a.prefix() + ".body." + group }
