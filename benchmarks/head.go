@@ -166,8 +166,8 @@ func (p *process) firstLine(ctx context.Context) ([]byte, error) {
 		return r.line, r.err
 	case <-ctx.Done():
 		return nil, ctx.Err()
-	case <-time.After(30 * time.Second):
-		return nil, errors.New("it has said nothing for 30 s")
+	case <-time.After(2 * time.Minute):
+		return nil, errors.New("it has said nothing for two minutes")
 	}
 }
 

@@ -133,8 +133,13 @@ def nbytes(layout: Layout) -> int:
 
 
 def run(row: str, source: list[Layout], target: list[Layout], args: argparse.Namespace) -> None:
-    train = Cluster(f"train-{row}", Member, worker_config=WorkerConfig(world_size=len(source)))
-    infer = Cluster(f"infer-{row}", Member, worker_config=WorkerConfig(world_size=len(target)))
+    share = 0.0 if args.device == "cpu" else 0.05  # of the GPU: all processes are on one
+    train = Cluster(
+        f"train-{row}", Member, worker_config=WorkerConfig(world_size=len(source), num_gpus_per_worker=share)
+    )
+    infer = Cluster(
+        f"infer-{row}", Member, worker_config=WorkerConfig(world_size=len(target), num_gpus_per_worker=share)
+    )
     try:
         infer.execute_all_sync("setup", row, target, args.device)
         train.execute_all_sync("setup", row, source, args.device)
@@ -209,7 +214,7 @@ def main() -> None:
         "ep8_to_ep4": (experts(128, third, 8), experts(128, third, 4)),
         "fsdp8_to_tp2": (flat(128, third, 8), rows_of(128, third, 2, 1)),
     }
-    with troupe.init(gpus="none", output="none"):
+    with troupe.init(gpus="none" if args.device == "cpu" else "auto", output="none"):
         for row, (source, target) in table.items():
             if row.startswith(args.only):
                 run(row, source, target, args)

@@ -101,7 +101,7 @@ func TestHeadRestartsADetachedRole(t *testing.T) {
 
 	require.NoError(t, syscall.Kill(ranks()[1].PID, syscall.SIGKILL))
 	require.Eventually(t, func() bool { return ranks()[1].State == "restarting" }, 2*time.Minute, 10*time.Millisecond)
-	require.Regexp(t, `infer +calc .* restarting .* restart 1 of 3, ranks \[1\]: its process .* was killed by SIGKILL`, u.output("roles"))
+	require.Regexp(t, `infer +calc .* restarting .* restart 1 of 5, ranks \[1\]: its process .* was killed by SIGKILL`, u.output("roles"))
 	require.Regexp(t, `(?s)1 +infer-1-G\d +box-\d +\d +– +restarting .*role infer is restarting since .*SIGKILL`, u.output("roles", "infer"))
 	require.NotContains(t, u.output("roles", "--json"), "hush-hush")
 	stdout, stderr, code := u.run("call", "infer", "rank")
