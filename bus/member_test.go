@@ -66,7 +66,7 @@ func TestMembersKeepOneStore(t *testing.T) {
 	m.Wipe(lost)
 	m.Start(lost)
 	m.Await("the member with an empty disk has not caught up", current(lost))
-	require.EqualValues(t, 3, stored(t, m.Bus(other)))
+	m.Await("a message is missing", func() bool { return stored(t, m.Bus(other)) == 3 }) // a new leader counts what it has applied
 
 	m.Stop(lost)
 	m.Replace(lost, "d")
@@ -74,7 +74,7 @@ func TestMembersKeepOneStore(t *testing.T) {
 	require.NoError(t, bus.Retry(t.Context(), bus.Backoff{}, func() error { return m.Bus(other).Member().Remove(t.Context(), m.Name(lost)) }))
 	m.Await("the new member has no copy", current(lost))
 	put(t, m.Bus(lost))
-	require.EqualValues(t, 4, stored(t, m.Bus(lost)))
+	m.Await("a message is missing", func() bool { return stored(t, m.Bus(lost)) == 4 }) // a new leader counts what it has applied
 	require.NoError(t, m.Bus(m.Leader(memberStream)).Member().HandOver(memberStream))
 	put(t, m.Bus(other))
 }
