@@ -84,6 +84,9 @@ func (h *SharedHost) leave(f *sharedFetch, j *joiner) bool {
 func (f *sharedFetch) Room() []byte { return f.room }
 func (f *sharedFetch) Moved()       {}
 
+// Hold is values.HostFetch: nothing is passed on.
+func (f *sharedFetch) Hold() func() { return nil }
+
 // Whole is values.HostFetch. Some views are late, and some fail.
 func (f *sharedFetch) Whole(done func(body []byte)) {
 	h := f.memory.shared

@@ -142,16 +142,25 @@ func cutRelay(t *testing.T, to string, after int64, do func(near, far net.Conn))
 						_ = near.Close()
 						return
 					}
+					_, _ = near.Write(buf[:n])
 					if passed.Add(int64(n)) > after {
 						do(near, far)
 						return
 					}
-					_, _ = near.Write(buf[:n])
 				}
 			}()
 		}
 	}()
 	return l.Addr().String()
+}
+
+// announce makes a server the data port of a host until the test ends.
+func announce(t *testing.T, server *direct.Server, dir string) {
+	announced, stop := context.WithCancel(t.Context())
+	doneCh := make(chan error, 1)
+	go func() { doneCh <- server.Announce(announced, dir) }()
+	t.Cleanup(func() { stop(); require.NoError(t, <-doneCh) })
+	until(t, func() bool { return direct.Find(dir, "127.0.0.1") != nil })
 }
 
 // TestADataPortFailsInTheMiddle: the data port of the node ends its connections in the middle, is silent from there on, or is killed. The value is
@@ -173,11 +182,7 @@ func TestADataPortFailsInTheMiddle(t *testing.T) {
 			require.NoError(t, err)
 			t.Cleanup(server.Close)
 			server.Addresses = []string{cutRelay(t, server.Addresses[0], size/2, how)}
-			announced, stop := context.WithCancel(t.Context())
-			doneCh := make(chan error, 1)
-			go func() { doneCh <- server.Announce(announced, here) }()
-			t.Cleanup(func() { stop(); require.NoError(t, <-doneCh) })
-			until(t, func() bool { return direct.Find(here, "127.0.0.1") != nil })
+			announce(t, server, here)
 
 			owner, reader := endpoint(t, b), endpoint(t, dialStraight(t, b, there))
 			body := ownerMemory.Make(size)

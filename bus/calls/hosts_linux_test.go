@@ -39,6 +39,8 @@ type rankProcess struct {
 	Rank  int
 	World int
 	Limit time.Duration // shm.Config.FetchLimit
+
+	Direct bool
 }
 
 // runRankIfAsked is the main function of such a process; it ends with its standard input.
@@ -59,7 +61,7 @@ func runRank(text string) error {
 	if err := json.Unmarshal([]byte(text), &p); err != nil {
 		return err
 	}
-	b, err := bus.Open(context.Background(), bus.Config{URLs: []string{p.URL}})
+	b, err := bus.Open(context.Background(), bus.Config{URLs: []string{p.URL}, Values: bus.ValuesConfig{Direct: bus.DirectConfig{On: p.Direct, Dir: p.Dir, Listen: "127.0.0.1"}}})
 	if err != nil {
 		return err
 	}
@@ -95,8 +97,8 @@ type hostedWorker struct {
 }
 
 type hostedTraffic struct {
-	Received [values.TrafficPaths]uint64
-	PID      int
+	Sent, Received [values.TrafficPaths]uint64
+	PID            int
 }
 
 func (k *hostedWorker) Memory() values.Memory { return k.memory }
@@ -109,7 +111,7 @@ func (k *hostedWorker) Begin(_ context.Context, method string, body []byte, done
 	go func() {
 		switch method {
 		case "traffic":
-			out, err := json.Marshal(hostedTraffic{k.ep.Traffic().Received, os.Getpid()})
+			out, err := json.Marshal(hostedTraffic{k.ep.Traffic().Sent, k.ep.Traffic().Received, os.Getpid()})
 			done(out, err)
 		case "get":
 			ref := wire.Reference{Owner: string(body[8:]), ID: binary.LittleEndian.Uint64(body)}
@@ -138,6 +140,8 @@ type spread struct {
 	url   string
 	world int
 	limit time.Duration // of a fetch without progress
+
+	direct bool
 }
 
 func newSpread(t *testing.T, url string, world int, limit time.Duration) *spread {
@@ -151,7 +155,7 @@ func (s *spread) start(command func(name string, args ...string) *exec.Cmd, dir 
 	var script strings.Builder // one command for all: a mount namespace is theirs together
 	var env []string
 	for _, r := range ranks {
-		text, err := json.Marshal(rankProcess{URL: s.url, Dir: dir, To: s.to, Rank: r, World: s.world, Limit: s.limit})
+		text, err := json.Marshal(rankProcess{URL: s.url, Dir: dir, To: s.to, Rank: r, World: s.world, Limit: s.limit, Direct: s.direct})
 		require.NoError(s.t, err)
 		env = append(env, fmt.Sprintf("RANK%d=%s", r, text))
 		fmt.Fprintf(&script, "%s=\"$RANK%d\" \"$0\" <&3 & ", rankEnv, r)

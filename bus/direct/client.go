@@ -23,6 +23,7 @@ const (
 	failedFor     = time.Minute      // a server that could not be reached, or stood still, is not asked again
 	mostFailed    = 4096             // of which a client knows
 	progressLimit = 3 * time.Second  // without a byte
+	relayLimit    = time.Second      // the same from a receiver that passes the body on: there are others
 	keepIdle      = 20 * time.Second // an open connection waits for the next body; less than idleFor
 	mostIdle      = 16               // open connections of a client
 	streams       = 4                // connections for one large body
@@ -64,11 +65,14 @@ func (c *Client) Close() {
 	}
 }
 
-// Pull reads the body of a ticket. moved, which may be nil, is called with the bytes of each piece, from several goroutines. After an error the
-// first got bytes are there, and nothing is written any more.
-func (c *Client) Pull(ctx context.Context, t Ticket, body []byte, moved func(n int)) (got int, err error) {
+// Pull reads what is missing of the body of a ticket. arrived has what is there, and is told what arrives; nil: nothing is there. moved, which may be
+// nil, is called with the bytes of each piece, from several goroutines. After an error the first got bytes are there, and nothing is written any more.
+func (c *Client) Pull(ctx context.Context, t Ticket, body []byte, arrived *Arrived, moved func(n int)) (got int, err error) {
 	if err := t.check(len(body)); err != nil {
 		return 0, err
+	}
+	if arrived == nil {
+		arrived = NewArrived(len(body))
 	}
 	if c.hasFailed(&t) {
 		return 0, ErrUnreachable
@@ -85,7 +89,7 @@ func (c *Client) Pull(ctx context.Context, t Ticket, body []byte, moved func(n i
 	defer cancel()
 	dialing, enough := context.WithCancel(running)
 	defer enough()
-	p := &pull{client: c, ticket: &t, body: body, moved: moved, fail: cancel, there: make([]bool, (len(body)+chunkSize-1)/chunkSize)}
+	p := &pull{client: c, ticket: &t, body: body, arrived: arrived, moved: moved, fail: cancel}
 	var group sync.WaitGroup
 	if len(body) >= largeBody {
 		for range streams - 1 {
@@ -99,7 +103,7 @@ func (c *Client) Pull(ctx context.Context, t Ticket, body []byte, moved func(n i
 	p.run(running, first)
 	enough()
 	group.Wait()
-	if got = p.prefix(); got == len(body) {
+	if got = arrived.Prefix(); got == len(body) {
 		return got, nil
 	}
 	if p.err == nil {
@@ -132,6 +136,9 @@ func (t *Ticket) hosts() string {
 	for _, a := range t.Addresses {
 		host, _, _ := net.SplitHostPort(a)
 		hosts = append(hosts, host)
+	}
+	if t.Relay { // its port is another one each time, which a firewall may close while the data port is open
+		hosts = append(hosts, "relay")
 	}
 	return "hosts " + strings.Join(hosts, " ")
 }
@@ -243,6 +250,9 @@ func (c *Client) open(ctx context.Context, t *Ticket, address string) (*stream, 
 		return nil, err
 	}
 	s := &stream{server: t.name(), address: address, progress: &progressConn{Conn: conn, limit: c.progress}}
+	if t.Relay {
+		s.progress.limit = min(c.progress, relayLimit)
+	}
 	s.conn = s.progress
 	ended := context.AfterFunc(ctx, bus.Guard(s.close))
 	if len(t.Server) > 0 {

@@ -16,17 +16,18 @@ import (
 // source serves one body, and counts its readers.
 type source struct {
 	body    []byte
+	arrived *Arrived
 	readers atomic.Int32
 	opened  atomic.Int32
 }
 
-func (s *source) open(_ context.Context, b Body) ([]byte, func()) {
+func (s *source) open(_ context.Context, b Body) (Found, func()) {
 	if b.ID != 7 {
-		return nil, nil
+		return Found{}, nil
 	}
 	s.readers.Add(1)
 	s.opened.Add(1)
-	return s.body, func() { s.readers.Add(-1) }
+	return Found{Bytes: s.body, Arrived: s.arrived}, func() { s.readers.Add(-1) }
 }
 
 func pattern(n int) []byte {
@@ -71,7 +72,7 @@ func TestABodyArrives(t *testing.T) {
 			for range 2 { // the second time on connections that wait
 				var moved atomic.Int64
 				into := make([]byte, n)
-				got, err := c.Pull(t.Context(), ticket(t, s, c, n), into, func(n int) { moved.Add(int64(n)) })
+				got, err := c.Pull(t.Context(), ticket(t, s, c, n), into, nil, func(n int) { moved.Add(int64(n)) })
 				require.NoError(t, err)
 				require.Equal(t, n, got)
 				require.EqualValues(t, n, moved.Load())
@@ -118,13 +119,13 @@ func TestATicketPermitsOneThing(t *testing.T) {
 		"another server":  {c, misled, n, ErrUnreachable},
 	} {
 		into := make([]byte, test.length)
-		got, err := test.by.Pull(t.Context(), test.ticket, into, nil)
+		got, err := test.by.Pull(t.Context(), test.ticket, into, nil, nil)
 		require.ErrorIs(t, err, test.why, name)
 		require.Zero(t, got, name)
 		require.Equal(t, make([]byte, test.length), into, name)
 	}
 	into := make([]byte, n)
-	_, err = c.Pull(t.Context(), good, into, nil) // none of these stands in the way of a good one
+	_, err = c.Pull(t.Context(), good, into, nil, nil) // none of these stands in the way of a good one
 	require.NoError(t, err)
 	require.Equal(t, src.body, into)
 }
@@ -230,11 +231,11 @@ func TestALinkThatFails(t *testing.T) {
 			tk := ticket(t, s, c, n)
 			tk.Addresses = []string{relay(t, s.Addresses[0], change)}
 			into := make([]byte, n)
-			got, err := c.Pull(t.Context(), tk, into, nil)
+			got, err := c.Pull(t.Context(), tk, into, nil, nil)
 			require.Error(t, err)
 			require.Less(t, got, n)
 			require.Equal(t, src.body[:got], into[:got])
-			_, err = c.Pull(t.Context(), tk, into, nil)
+			_, err = c.Pull(t.Context(), tk, into, nil, nil)
 			require.ErrorIs(t, err, ErrUnreachable)
 			require.Eventually(t, func() bool { return src.readers.Load() == 0 }, time.Minute, time.Millisecond)
 		})
@@ -257,7 +258,7 @@ func TestAServerThatIsNotThere(t *testing.T) {
 		c := newClient(t)
 		tk := ticket(t, s, c, n)
 		tk.Addresses = addresses
-		_, err = c.Pull(t.Context(), tk, make([]byte, n), nil)
+		_, err = c.Pull(t.Context(), tk, make([]byte, n), nil, nil)
 		require.ErrorIs(t, err, ErrUnreachable, name)
 		require.True(t, c.hasFailed(&tk), name)
 		next := tk
@@ -268,7 +269,7 @@ func TestAServerThatIsNotThere(t *testing.T) {
 	tk := ticket(t, s, c, n)
 	tk.Addresses = append([]string{silent.Addr().String(), closed.Addr().String()}, tk.Addresses...)
 	into := make([]byte, n)
-	_, err = c.Pull(t.Context(), tk, into, nil)
+	_, err = c.Pull(t.Context(), tk, into, nil, nil)
 	require.NoError(t, err)
 	require.Equal(t, src.body, into)
 }
@@ -281,7 +282,7 @@ func TestAPullIsGivenUp(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	var moved atomic.Int32
 	tk := ticket(t, s, c, n)
-	_, err := c.Pull(ctx, tk, make([]byte, n), func(int) {
+	_, err := c.Pull(ctx, tk, make([]byte, n), nil, func(int) {
 		if moved.Add(1) == 3 {
 			cancel(errors.New("given up"))
 		}
@@ -298,7 +299,50 @@ func TestConnectionsAreBounded(t *testing.T) {
 	require.NoError(t, err)
 	_, err = io.ReadFull(conn, make([]byte, nonceSize))
 	require.NoError(t, err)
-	_, err = c.Pull(t.Context(), ticket(t, s, c, 10), make([]byte, 10), nil)
+	_, err = c.Pull(t.Context(), ticket(t, s, c, 10), make([]byte, 10), nil, nil)
 	require.ErrorIs(t, err, ErrUnreachable)
 	require.NoError(t, conn.Close())
+}
+
+// TestABodyIsPassedOnWhileItArrives: the receiver of a body that the server has in part waits, also for longer than a server may be silent, and gets the
+// rest piece by piece; of a body that will never be whole it keeps what is there, and only the rest comes from elsewhere.
+func TestABodyIsPassedOnWhileItArrives(t *testing.T) {
+	const n = 12<<20 + 5
+	src := &source{body: pattern(n), arrived: NewArrived(n)}
+	s, c := serve(t, Config{OpenFunc: src.open}), newClient(t)
+	c.progress = 2 * aliveEvery
+	tk := ticket(t, s, c, n)
+	tk.Relay = true
+	into, arrived := make([]byte, n), NewArrived(n)
+	type result struct {
+		got int
+		err error
+	}
+	pulledCh := make(chan result, 1)
+	go func() {
+		got, err := c.Pull(t.Context(), tk, into, arrived, nil)
+		pulledCh <- result{got, err}
+	}()
+	const part = 5<<20 + pieceSize
+	src.arrived.Fill(part)
+	require.Eventually(t, func() bool { return arrived.Prefix() == part }, time.Minute, time.Millisecond)
+	select {
+	case r := <-pulledCh:
+		require.Fail(t, "it waits", "%v", r)
+	case <-time.After(2 * c.progress):
+	}
+	src.arrived.End()
+	r := <-pulledCh
+	require.ErrorIs(t, r.err, refusedGone)
+	require.Equal(t, part, r.got)
+	require.True(t, src.arrived.Ended())
+
+	whole := &source{body: src.body}
+	var moved atomic.Int64
+	s = serve(t, Config{OpenFunc: whole.open})
+	got, err := c.Pull(t.Context(), ticket(t, s, c, n), into, arrived, func(n int) { moved.Add(int64(n)) })
+	require.NoError(t, err)
+	require.Equal(t, n, got)
+	require.EqualValues(t, n-part, moved.Load())
+	require.Equal(t, src.body, into)
 }

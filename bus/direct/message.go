@@ -17,7 +17,8 @@ import (
 //	request    0 grant of the ticket
 //	           96 uint64 offset, 104 uint64 length: a range of the body; length zero: no more of it is needed, which has no answer
 //	           112 32 bytes: HMAC of the nonce, the number of the request on this connection and the first 112 bytes, with the ticket's key
-//	answer     for each piece of up to 1 MiB: uint32 length, uint32 CRC32C, the bytes;
+//	answer     for each piece of up to 256 KiB: uint32 length, uint32 CRC32C, the bytes;
+//	           uint32 zero, uint32 zero: the next piece has not reached the server yet, said four times a second;
 //	           a refusal: uint32 zero, uint32 reason
 //
 // The request's number makes a request that was recorded useless. It is not sent.
@@ -26,7 +27,11 @@ const (
 	rangeSize   = 16
 	requestSize = grantSize + rangeSize + keySize
 	pieceHead   = 8
-	chunkSize   = 1 << 20
+	chunkSize   = 1 << 20   // a range that a connection asks for
+	pieceSize   = 256 << 10 // what is checked, and passed on to the next host, at a time
+
+	aliveEvery   = 250 * time.Millisecond // a server that waits for the next piece says that it does
+	starvedLimit = 30 * time.Second       // a receiver that hears only that gives up
 )
 
 // refusal is why a server does not answer a request. The numbers never change their meaning.
@@ -53,6 +58,8 @@ func (r refusal) Error() string {
 	return fmt.Sprintf("the server refuses: reason %d", uint32(r))
 }
 
+var errStarved = errors.New("the server has had no more of the body for 30 s")
+
 var errChanged = errors.New("a piece arrived changed: its checksum is another one")
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -70,25 +77,19 @@ func proof(key, nonce []byte, number uint64, request []byte) []byte {
 	return mac(key, nonce, binary.LittleEndian.AppendUint64(nil, number), request)
 }
 
-// writePieces sends a range of a body.
-func writePieces(w io.Writer, body []byte) error {
+// writePiece sends a piece of a body.
+func writePiece(w io.Writer, piece []byte) error {
 	var head [pieceHead]byte
-	for len(body) > 0 {
-		piece := body[:min(len(body), chunkSize)]
-		binary.LittleEndian.PutUint32(head[:], uint32(len(piece)))
-		binary.LittleEndian.PutUint32(head[4:], crc32.Checksum(piece, castagnoli))
-		if _, err := w.Write(head[:]); err != nil {
-			return err
-		}
-		if _, err := w.Write(piece); err != nil {
-			return err
-		}
-		body = body[len(piece):]
+	binary.LittleEndian.PutUint32(head[:], uint32(len(piece)))
+	binary.LittleEndian.PutUint32(head[4:], crc32.Checksum(piece, castagnoli))
+	if _, err := w.Write(head[:]); err != nil {
+		return err
 	}
-	return nil
+	_, err := w.Write(piece)
+	return err
 }
 
-// writeRefusal sends a refusal in place of a piece.
+// writeRefusal sends a refusal in place of a piece; zero: the piece comes later.
 func writeRefusal(w io.Writer, why refusal) error {
 	var head [pieceHead]byte
 	binary.LittleEndian.PutUint32(head[4:], uint32(why))
@@ -99,11 +100,17 @@ func writeRefusal(w io.Writer, why refusal) error {
 // readPieces receives a range of a body. After an error the content of body is undefined.
 func readPieces(r io.Reader, body []byte, moved func(n int)) error {
 	var head [pieceHead]byte
-	for len(body) > 0 {
+	for since := time.Now(); len(body) > 0; {
 		if _, err := io.ReadFull(r, head[:]); err != nil {
 			return err
 		}
 		n, sum := int64(binary.LittleEndian.Uint32(head[:])), binary.LittleEndian.Uint32(head[4:])
+		if n == 0 && sum == 0 {
+			if time.Since(since) > starvedLimit {
+				return errStarved
+			}
+			continue
+		}
 		if n == 0 {
 			return refusal(sum)
 		}
@@ -119,7 +126,7 @@ func readPieces(r io.Reader, body []byte, moved func(n int)) error {
 		if moved != nil {
 			moved(int(n))
 		}
-		body = body[n:]
+		body, since = body[n:], time.Now()
 	}
 	return nil
 }
@@ -167,32 +174,33 @@ func (c *progressConn) Write(b []byte) (int, error) {
 		c.pending = append(c.pending, b...)
 		return len(b), nil
 	}
+	if len(b) > writeBuffer/2 {
+		return len(b), c.writeNow(b)
+	}
 	if err := c.flush(); err != nil {
 		return 0, err
 	}
-	if len(b) <= writeBuffer/2 {
-		c.pending = append(c.pending, b...)
-		return len(b), nil
-	}
-	return len(b), c.writeNow(b)
+	c.pending = append(c.pending, b...)
+	return len(b), nil
 }
 
 func (c *progressConn) flush() error {
 	if len(c.pending) == 0 {
 		return nil
 	}
-	b := c.pending
-	c.pending = c.pending[:0]
-	return c.writeNow(b)
+	return c.writeNow(nil)
 }
 
+// writeNow writes what is pending, and b.
 func (c *progressConn) writeNow(b []byte) error {
-	for len(b) > 0 {
+	for len(c.pending)+len(b) > 0 {
 		if err := c.SetWriteDeadline(time.Now().Add(c.limit)); err != nil {
 			return err
 		}
-		n, err := c.Conn.Write(b[:min(len(b), writeMost)])
-		if err != nil {
+		n := min(len(b), writeMost)
+		parts := net.Buffers{c.pending, b[:n]} // one system call
+		c.pending = c.pending[:0]
+		if _, err := parts.WriteTo(c.Conn); err != nil {
 			return err
 		}
 		b = b[n:]

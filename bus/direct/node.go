@@ -114,13 +114,13 @@ func NewRegions(cfg shm.Config) *Regions {
 }
 
 // Open claims a body. It waits for the memory's answer.
-func (r *Regions) Open(ctx context.Context, b Body) ([]byte, func()) {
+func (r *Regions) Open(ctx context.Context, b Body) (Found, func()) {
 	if b.Location.IsZero() {
-		return nil, nil
+		return Found{}, nil
 	}
 	g := r.use(ctx, b)
 	if g == nil {
-		return nil, nil
+		return Found{}, nil
 	}
 	select {
 	case <-g.readyCh:
@@ -131,9 +131,9 @@ func (r *Regions) Open(ctx context.Context, b Body) ([]byte, func()) {
 	r.mu.Unlock()
 	if body == nil {
 		r.leave(b, g)
-		return nil, nil
+		return Found{}, nil
 	}
-	return body, func() { r.leave(b, g) }
+	return Found{Bytes: body}, func() { r.leave(b, g) }
 }
 
 // use adds a use of a region, which is claimed with the first one; nil: ctx has ended.

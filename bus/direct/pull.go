@@ -10,30 +10,31 @@ import (
 
 // pull is one body that arrives over one or several streams. Each stream takes the next range, and asks for it before the one before has arrived.
 type pull struct {
-	client *Client
-	ticket *Ticket
-	body   []byte
-	moved  func(n int)
-	fail   context.CancelFunc // ends all streams
+	client  *Client
+	ticket  *Ticket
+	body    []byte
+	arrived *Arrived
+	moved   func(n int)
+	fail    context.CancelFunc // ends all streams
 
-	mu    sync.Mutex // guards what follows
-	next  int        // range
-	there []bool     // by range
-	err   error      // the first one; the others end too
+	mu   sync.Mutex // guards what follows
+	next int        // where the next range begins
+	err  error      // the first one; the others end too
 }
 
-// take is the next range; -1: there is none.
-func (p *pull) take() int {
+// take is the next range, or what is missing of it; empty: there is none.
+func (p *pull) take() (from, to int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.next == len(p.there) || p.err != nil {
-		return -1
+	for p.next < len(p.body) && p.err == nil {
+		to := min(p.next+chunkSize, len(p.body))
+		from := p.arrived.missing(p.next, to)
+		if p.next = to; from < to {
+			return from, to
+		}
 	}
-	p.next++
-	return p.next - 1
+	return 0, 0
 }
-
-func (p *pull) bounds(i int) (from, to int) { return i * chunkSize, min((i+1)*chunkSize, len(p.body)) }
 
 // run pulls ranges over a stream until there are none.
 func (p *pull) run(ctx context.Context, s *stream) {
@@ -60,32 +61,35 @@ func (p *pull) run(ctx context.Context, s *stream) {
 }
 
 func (p *pull) ranges(s *stream) error {
-	request := func(i int) error {
-		if i < 0 {
+	request := func(from, to int) error {
+		if from == to {
 			return nil
 		}
-		from, to := p.bounds(i)
 		_, err := s.conn.Write(appendRequest(nil, p.ticket, s.nonce[:], s.number, uint64(from), uint64(to-from)))
 		s.number++
 		return err // the next read sends it
 	}
-	i := p.take()
-	if err := request(i); err != nil {
+	from, to := p.take()
+	if err := request(from, to); err != nil {
 		return err
 	}
-	for i >= 0 {
-		ahead := p.take()
-		if err := request(ahead); err != nil {
+	for from < to {
+		nextFrom, nextTo := p.take()
+		if err := request(nextFrom, nextTo); err != nil {
 			return err
 		}
-		from, to := p.bounds(i)
-		if err := readPieces(s.conn, p.body[from:to], p.moved); err != nil {
+		at := from
+		err := readPieces(s.conn, p.body[from:to], func(n int) {
+			p.arrived.mark(from, at+n)
+			at += n
+			if p.moved != nil {
+				p.moved(n)
+			}
+		})
+		if err != nil {
 			return err
 		}
-		p.mu.Lock()
-		p.there[i] = true
-		p.mu.Unlock()
-		i = ahead
+		from, to = nextFrom, nextTo
 	}
 	return s.end(p.ticket)
 }
@@ -95,15 +99,4 @@ func (s *stream) end(t *Ticket) error {
 	_, err := s.conn.Write(appendRequest(nil, t, s.nonce[:], s.number, 0, 0))
 	s.number++
 	return errors.Join(err, s.progress.flush())
-}
-
-// prefix is how many bytes from the beginning are there.
-func (p *pull) prefix() int {
-	for i, there := range p.there {
-		if !there {
-			from, _ := p.bounds(i)
-			return from
-		}
-	}
-	return len(p.body)
 }

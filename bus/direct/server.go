@@ -24,14 +24,22 @@ type Config struct {
 	Addresses []string
 	// Plain serves without TLS: for networks that are private. Zero: TLS 1.3 with certificates that both ends pin.
 	Plain bool
-	// OpenFunc finds a body; nil: it is not there. It may wait until ctx ends. The bytes are read until release is called.
-	OpenFunc func(ctx context.Context, body Body) (bytes []byte, release func())
+	// OpenFunc finds a body; no bytes: it is not there. It may wait until ctx ends. The bytes are read until release is called.
+	OpenFunc func(ctx context.Context, body Body) (found Found, release func())
 	// Connections is the most at a time; others are closed at once, and their receivers pull over the bus. Zero: 256.
 	Connections int
 	// Progress is how long a connection may stand still in the middle of something. Zero: 5 s.
 	Progress time.Duration
 	// Logger is told of connections that are refused. Zero: slog.Default.
 	Logger *slog.Logger
+}
+
+// Found is a body that a server reads.
+type Found struct {
+	Bytes   []byte
+	Arrived *Arrived // what is there of it, while it arrives; nil: all
+
+	SentFunc func(n int) // is told of each piece, by several goroutines; may be nil
 }
 
 const (
@@ -146,7 +154,7 @@ type session struct {
 	accepted []byte // the grant of the last good request: it is not compared with the clock again
 
 	// The body of that grant is held from one request to the next, until the receiver ends it: the first claim of it costs more than a range.
-	body    []byte
+	found   Found
 	release func() // nil: none is held
 }
 
@@ -157,19 +165,19 @@ func (c *session) hold(ctx context.Context, b Body) bool {
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.Progress)
 	defer cancel()
-	body, release := c.cfg.OpenFunc(ctx, b)
-	if body == nil {
+	found, release := c.cfg.OpenFunc(ctx, b)
+	if found.Bytes == nil {
 		return false
 	}
-	c.body, c.release = body, release
-	return int64(len(body)) == b.Length
+	c.found, c.release = found, release
+	return int64(len(found.Bytes)) == b.Length
 }
 
 // letGo ends the use of the body that is held.
 func (c *session) letGo() {
 	if c.release != nil {
 		c.release()
-		c.body, c.release = nil, nil
+		c.found, c.release = Found{}, nil
 	}
 }
 
@@ -223,7 +231,44 @@ func (c *session) answer(ctx context.Context, number uint64) error {
 	if !c.hold(ctx, g.body) {
 		return c.refuse(refusedGone)
 	}
-	return writePieces(c.conn, c.body[offset:offset+length])
+	for at, end := int(offset), int(offset+length); at < end; {
+		next := min((at/pieceSize+1)*pieceSize, end)
+		if err := c.await(at, next); err != nil {
+			return err
+		}
+		if err := writePiece(c.conn, c.found.Bytes[at:next]); err != nil {
+			return err
+		}
+		if c.found.SentFunc != nil {
+			c.found.SentFunc(next - at)
+		}
+		at = next
+	}
+	return nil
+}
+
+// await waits until a piece has arrived, and tells the receiver meanwhile that this server lives.
+func (c *session) await(from, to int) error {
+	if c.found.Arrived == nil {
+		return nil
+	}
+	for limit := time.Duration(0); ; limit = aliveEvery {
+		there, never := c.found.Arrived.wait(from, to, limit)
+		if there {
+			return nil
+		}
+		if never {
+			return c.refuse(refusedGone)
+		}
+		if limit > 0 {
+			if err := writeRefusal(c.conn, 0); err != nil {
+				return err
+			}
+		}
+		if err := c.progress.flush(); err != nil {
+			return err
+		}
+	}
 }
 
 func (c *session) refuse(why refusal) error {

@@ -24,9 +24,10 @@ type Body struct {
 // Ticket permits one receiver to read one body. It travels over the bus, and is as secret as the body.
 type Ticket struct {
 	Addresses []string `msgpack:"addresses"`
-	Server    []byte   `msgpack:"server"` // SHA-256 of the server's certificate; empty: plain text
-	Grant     []byte   `msgpack:"grant"`  // what the receiver shows to the server
-	Key       []byte   `msgpack:"key"`    // proves that the receiver has the ticket, and is never sent to the server
+	Server    []byte   `msgpack:"server"`          // SHA-256 of the server's certificate; empty: plain text
+	Grant     []byte   `msgpack:"grant"`           // what the receiver shows to the server
+	Key       []byte   `msgpack:"key"`             // proves that the receiver has the ticket, and is never sent to the server
+	Relay     bool     `msgpack:"relay,omitempty"` // the server receives the body itself, and passes it on
 }
 
 const (

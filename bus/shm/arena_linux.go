@@ -70,6 +70,7 @@ type region struct {
 
 	fetch   *Fetch // this process fetches the body for its host
 	filling bool   // the body is not whole: claims wait
+	holds   int    // users of the room beside the fetch
 	waiting []waitingClaim
 }
 
@@ -129,7 +130,7 @@ func (a *Arena) CloseUnused() (closed bool, err error) { return a.close(false) }
 
 func (a *Arena) close(always bool) (closed bool, err error) {
 	a.mu.Lock()
-	used := slices.ContainsFunc(slices.Collect(maps.Values(a.regions)), func(r *region) bool { return r.inUse && (r.fetch == nil || r.filling) })
+	used := slices.ContainsFunc(slices.Collect(maps.Values(a.regions)), func(r *region) bool { return r.inUse && (r.fetch == nil || r.filling) || r.holds > 0 })
 	if a.closed || used && !always {
 		a.mu.Unlock()
 		return a.closed, nil
@@ -311,7 +312,7 @@ func (a *Arena) Free(body []byte) bool {
 
 // settleLocked makes a region free if neither this process nor a reader uses it.
 func (a *Arena) settleLocked(r *region) {
-	if r.inUse || len(r.readers) > 0 {
+	if r.inUse || r.holds > 0 || len(r.readers) > 0 {
 		return
 	}
 	s := r.segment

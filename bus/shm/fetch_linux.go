@@ -213,6 +213,26 @@ func (f *Fetch) End() {
 	f.arena.endFetch(f)
 }
 
+// Hold keeps what is in Room, also after End, until release is called, once; nil: the fetch has ended.
+func (f *Fetch) Hold() (release func()) {
+	a := f.arena
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	r := a.regions[addressOf(f.room)]
+	if r == nil || r.fetch != f {
+		return nil
+	}
+	r.holds++
+	return func() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		r.holds--
+		if !a.closed {
+			a.settleLocked(r)
+		}
+	}
+}
+
 // startFetch allocates the room of a fetch; false: there is none.
 func (a *Arena) startFetch(f *Fetch, n int) bool {
 	if f.room = a.Alloc(n); f.room == nil {

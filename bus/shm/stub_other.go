@@ -41,6 +41,7 @@ type Fetch struct{}
 func (f *Fetch) Room() []byte            { return nil }
 func (f *Fetch) Moved()                  {}
 func (f *Fetch) Whole(done func([]byte)) { done(nil) }
+func (f *Fetch) Hold() func()            { return nil }
 func (f *Fetch) End()                    {}
 
 // Reader attaches nothing on this system.

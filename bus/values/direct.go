@@ -17,7 +17,7 @@ const leastDirect = 1 << 20
 
 const (
 	movedEvery = 250 * time.Millisecond // between two reports of progress to the processes of the host
-	mostAsks   = 2                      // requests that ask for a ticket; the next one asks for chunks
+	mostAsks   = 3                      // requests that ask for a ticket; the next one asks for chunks
 )
 
 // directAsk is the body of a KindWant.
@@ -86,7 +86,10 @@ func (d *directWay) answer(h *upload, f *wire.Frame) bool {
 	}
 	want := &wire.Frame{Kind: f.Kind, Header: f.Header}
 	want.Header.Ranks = f.Header.Ranks.Clone()
-	h.direct(want, time.Now())
+	if upstream := h.direct(want, time.Now()); upstream != "" {
+		_ = d.store.session.TellProbing(upstream, f) // the receiver repeats its request
+		return true
+	}
 	return d.store.session.Spawn(func() {
 		ticket, err := d.ticket(h, ask.Receiver)
 		var body []byte
@@ -101,17 +104,24 @@ func (d *directWay) answer(h *upload, f *wire.Frame) bool {
 	})
 }
 
-// direct records that a receiver pulls the body past the bus, so that transfers over the bus do not wait for it.
-func (h *upload) direct(f *wire.Frame, now time.Time) {
+// direct records that a receiver pulls the body past the bus, so that transfers over the bus do not wait for it. It returns the session of another
+// receiver that passes the body on; empty: the receiver pulls it from here.
+func (h *upload) direct(f *wire.Frame, now time.Time) (upstream string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if f.Header.ForHost == wire.ForAll {
+		upstream = h.chain.next(f.Header.Session)
+	}
 	if h.pulled == nil {
 		h.pulled = map[string]bool{}
 	}
 	if h.tickets == nil {
 		h.tickets = map[string]bool{}
 	}
-	h.pulled[f.Header.Session], h.tickets[f.Header.Session] = true, true
+	h.pulled[f.Header.Session] = true
+	if upstream == "" {
+		h.tickets[f.Header.Session] = true
+	}
 	h.active = now
 	if h.needed.Len() == 0 && !h.kept {
 		h.asker = f.Header.Session
@@ -119,6 +129,7 @@ func (h *upload) direct(f *wire.Frame, now time.Time) {
 	for _, r := range f.Header.Ranks.List() {
 		h.byOthers.Add(r)
 	}
+	return upstream
 }
 
 // ticket permits a receiver to read an upload: from the data port of the node, if the body is in the memory of the host, otherwise from
@@ -164,19 +175,19 @@ func (d *directWay) serving() (*direct.Server, error) {
 	return d.server, err
 }
 
-// open finds an upload of this process for a direct transfer.
-func (d *directWay) open(_ context.Context, b direct.Body) ([]byte, func()) {
+// open finds an upload or a relay of this process for a direct transfer.
+func (d *directWay) open(_ context.Context, b direct.Body) (direct.Found, func()) {
 	h := d.store.uploads.get(b.ID)
 	if h == nil {
-		return nil, nil
+		return d.store.relays.open(b.ID)
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.withdrawn {
-		return nil, nil
+		return direct.Found{}, nil
 	}
 	h.reading++
-	return h.body, h.read
+	return direct.Found{Bytes: h.body}, h.read
 }
 
 // read ends a direct transfer of an upload.
@@ -217,7 +228,7 @@ func (rs *downloads) ticket(f *wire.Frame) {
 		return
 	}
 	r.mu.Lock()
-	if !r.admitted || r.finished || r.whole || r.way != wayUnknown || r.got > 0 {
+	if !r.admitted || r.finished || r.whole || r.way != wayUnknown {
 		r.mu.Unlock()
 		return
 	}
@@ -230,16 +241,16 @@ func (rs *downloads) ticket(f *wire.Frame) {
 	}
 	ctx, stop := context.WithCancel(context.Background()) // of the download, which has no context: finish ends it
 	r.way, r.stop, r.heard = wayDirect, stop, time.Now()
-	body, fetch := r.buf, r.fetch
+	body, fetch, arrived := r.buf, r.fetch, r.arrivedLocked()
 	r.mu.Unlock()
 	began := rs.store.session.Spawn(func() {
 		defer stop()
-		got, err := client.Pull(ctx, ticket, body, rs.moves(fetch))
-		rs.pulled(r, got, err)
+		got, err := client.Pull(ctx, ticket, body, arrived, rs.moves(fetch))
+		rs.pulled(r, got, err, ticket.Relay)
 	})
 	if !began {
 		stop()
-		rs.pulled(r, 0, bus.ErrClosed)
+		rs.pulled(r, 0, bus.ErrClosed, false)
 	}
 }
 
@@ -264,8 +275,8 @@ func (rs *downloads) moves(fetch HostFetch) func(n int) {
 	}
 }
 
-// pulled goes on after a direct transfer: the body is whole, or the rest comes over the bus.
-func (rs *downloads) pulled(r *download, got int, err error) {
+// pulled goes on after a direct transfer: the body is whole, or the rest comes from another process, if it was passed on, or over the bus.
+func (rs *downloads) pulled(r *download, got int, err error, passedOn bool) {
 	r.mu.Lock()
 	now := time.Now()
 	r.way, r.got, r.confirmed, r.heard, r.moved = wayBus, got, got, now, now
@@ -273,6 +284,9 @@ func (rs *downloads) pulled(r *download, got int, err error) {
 	r.after = nil
 	whole := err == nil && !late
 	r.whole = whole && fetch != nil
+	if !whole && passedOn {
+		r.way, r.tries = wayUnknown, 0
+	}
 	r.mu.Unlock()
 	for _, do := range after {
 		do()
@@ -283,6 +297,8 @@ func (rs *downloads) pulled(r *download, got int, err error) {
 		fetch.Whole(func(body []byte) { rs.viewed(r, body) })
 	case whole:
 		rs.finish(r, nil)
+	case passedOn:
+		rs.want(r)
 	default:
 		rs.store.direct.fellBack.Do(func() {
 			rs.store.session.Bus().Logger().Warn("bus: a large value comes over the bus, which is slower; see the data port in docs/nodes.md", "error", err)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/direct"
 	"troupe/bus/recorder"
 	"troupe/bus/wire"
 )
@@ -66,6 +67,7 @@ type download struct {
 	whole     bool              // all bytes are there; this process obtains its own view of the room of fetch
 	sub       *bus.Subscription // to the body's subject, with fetch
 	way       way
+	arrived   *direct.Arrived    // what is there of a body that comes past the bus, or is passed on; nil: got says it
 	tries     int                // requests
 	stop      context.CancelFunc // ends the direct pull
 	after     []func()           // to be done when the direct pull has ended
@@ -251,6 +253,9 @@ func (s *Store) Chunk(f *wire.Frame) {
 		r.way = wayBus
 		r.got += copy(r.buf[r.got:], f.Body)
 		r.patience, r.gaps = stallAfter, 0
+		if r.arrived != nil {
+			r.arrived.Fill(r.got)
+		}
 	}
 	r.moved = r.heard
 	whole := r.got == len(r.buf)
@@ -293,6 +298,9 @@ func (rs *downloads) finish(r *download, err error) {
 	a, body, fetch, sub := r.admission, r.buf, r.fetch, r.sub
 	whole := r.whole
 	buf := body
+	if r.arrived != nil && err != nil {
+		r.arrived.End()
+	}
 	end := func() {
 		if fetch != nil && !whole { // a whole body stays for others
 			fetch.End()

@@ -41,6 +41,8 @@ type HostFetch interface {
 	// Whole reports that the body is whole. It calls done once with this process's own body, which is freed like one of Make; nil: there
 	// is none, and Room is valid until done returns.
 	Whole(done func(body []byte))
+	// Hold keeps what is in Room, also after Whole and End, until release is called; nil: it has ended.
+	Hold() (release func())
 	// End gives the body up: another process begins anew.
 	End()
 }

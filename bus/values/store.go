@@ -20,6 +20,7 @@ type Store struct {
 	references *References
 	traffic    traffic
 	direct     *directWay
+	relays     *relays
 }
 
 // New makes the store of a session, which is passed to its Start.
@@ -27,6 +28,7 @@ func New(session *bus.Session) *Store {
 	s := &Store{session: session, namespace: session.Namespace(), name: session.Name()}
 	s.downloads, s.uploads = newDownloads(s), newUploads(s)
 	s.references = newReferences(s)
+	s.relays = &relays{store: s, byRef: map[wire.BodyRef]*relay{}, byID: map[uint64]*relay{}}
 	s.direct = newDirectWay(s, session.Bus().ValuesConfig().Direct)
 	return s
 }
@@ -55,7 +57,11 @@ func (s *Store) References() *References { return s.references }
 func (s *Store) Receive(f *wire.Frame) bool {
 	switch f.Kind {
 	case wire.KindWant:
-		s.uploads.wanted(f)
+		if f.Header.Ref.Owner != s.name && len(f.Body) > 0 {
+			s.relays.pass(f)
+		} else {
+			s.uploads.wanted(f)
+		}
 	case wire.KindProgress:
 		s.uploads.progressed(f)
 	case wire.KindDone:
@@ -103,6 +109,7 @@ func (s *Store) Close() {
 	s.references.Close()
 	s.downloads.failAll(bus.ErrClosed)
 	s.direct.close()
+	s.relays.close()
 	s.uploads.dropAll()
 }
 

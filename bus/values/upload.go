@@ -56,6 +56,7 @@ type upload struct {
 	withdrawn bool
 	reading   int             // direct transfers
 	tickets   map[string]bool // sessions that were given one, and have not requested chunks since
+	chain     chain           // of the hosts that pull it past the bus
 	wakeCh    chan struct{}   // holds one; a want or a confirmation arrived
 }
 
@@ -82,9 +83,8 @@ func newUploads(store *Store) *uploads { return &uploads{store: store, byID: map
 func (s *Store) Offer(body []byte, ranks wire.RankSet, subject string, onDone func()) wire.BodyRef {
 	st := s.uploads
 	h := &upload{st: st, body: body, subject: subject, needed: ranks, onDone: onDone, serving: map[string]*receiver{}, tried: map[string]bool{}, wakeCh: make(chan struct{}, 1)}
+	h.ref = wire.BodyRef{Owner: s.name, ID: st.number(), Len: int64(len(body))}
 	st.mu.Lock()
-	st.next++
-	h.ref = wire.BodyRef{Owner: s.name, ID: st.next, Len: int64(len(body))}
 	st.byID[h.ref.ID] = h
 	st.mu.Unlock()
 	return h.ref
@@ -148,6 +148,14 @@ func (s *Store) Uploads() int {
 	s.uploads.mu.Lock()
 	defer s.uploads.mu.Unlock()
 	return len(s.uploads.byID)
+}
+
+// number is the next ID of a body that this process serves.
+func (st *uploads) number() uint64 {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	st.next++
+	return st.next
 }
 
 func (st *uploads) get(id uint64) *upload {
@@ -254,6 +262,7 @@ func (h *upload) ask(w want, now time.Time) (start bool, s sentNote) {
 	}
 	h.pulled[w.session] = true
 	delete(h.tickets, w.session)
+	h.chain.avoid(w.session)
 	if w.forHost == wire.ByAnother {
 		for _, r := range w.ranks.List() {
 			h.byOthers.Add(r)
@@ -374,6 +383,7 @@ func (st *uploads) done(f *wire.Frame) {
 		st.store.CountSent(PathDirect, h.ref.Len)
 	}
 	h.leave(f.Header.Session)
+	h.chain.leave(f.Header.Session)
 	for _, r := range f.Header.Ranks.List() {
 		h.needed.Remove(r)
 		h.wanting.Remove(r)
