@@ -67,6 +67,8 @@ type AgentConfig struct {
 	// ExitFunc is called with each worker whose process has exited, before the rest of its process tree is killed. It must
 	// not block. Zero: none.
 	ExitFunc func(WorkerID)
+	// DataFunc are the addresses of the data port of the machine; nil: it has none.
+	DataFunc func() []string
 	// Logger receives errors and warnings. Zero: the logger of Bus.
 	Logger *slog.Logger
 }

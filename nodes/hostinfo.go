@@ -28,6 +28,9 @@ type HostInfo struct {
 	OpenFiles    ResourceLimit `msgpack:"nofile" json:"open_files"`
 	Processes    ResourceLimit `msgpack:"nproc" json:"processes"`
 	LockedMemory ResourceLimit `msgpack:"memlock" json:"locked_memory"`
+
+	// DataAddresses are where other hosts read large values of this one, HOST:PORT; none: over the bus.
+	DataAddresses []string `msgpack:"data,omitempty" json:"data_addresses,omitempty"`
 }
 
 // DiskSpace is a file system, in bytes.
@@ -68,6 +71,9 @@ func (c *Client) Host(ctx context.Context, node string) (HostInfo, ClockReading,
 
 func (a *Agent) hostInfo() *HostInfo {
 	info := &HostInfo{Version: a.cfg.Version, PID: unix.Getpid(), Since: a.since, SharedMemory: diskSpace("/dev/shm")}
+	if a.cfg.DataFunc != nil {
+		info.DataAddresses = a.cfg.DataFunc()
+	}
 	for _, dir := range []string{a.cfg.Dir, a.cfg.LogDir} {
 		info.Disks = append(info.Disks, diskSpace(dir))
 	}

@@ -53,6 +53,14 @@ func (s *Server) Announce(ctx context.Context, dir string) error {
 	return os.Remove(path)
 }
 
+// AddressesOf are where other machines reach the data port of the node that lives; none: there is no such port.
+func AddressesOf(dir string) []string {
+	if found := Find(dir, ""); found != nil {
+		return found.Addresses
+	}
+	return nil
+}
+
 // Find is the data port of the node, if one lives that other machines reach where this process is at that address; nil: there is none.
 func Find(dir, host string) *Issuer {
 	lock, err := os.Open(filepath.Join(dir, lockName))

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -51,4 +52,25 @@ func TestFaultsOfThreeHeads(t *testing.T) {
 		return nil
 	}))
 	require.Len(t, cfg.Faults, rows)
+}
+
+// bench hosts makes hosts, and of what one node sends to the other nothing crosses the head's link. Its receivers compare checksums.
+func TestHostsOfABenchmark(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("network namespaces need root")
+	}
+	const mib = 4
+	var between []benchmarks.BetweenResult
+	cfg := benchmarks.HostsConfig{Program: programFile(t), MiB: []int{mib}, Rounds: 1}
+	require.NoError(t, benchmarks.Hosts(t.Context(), cfg, func(r benchmarks.BetweenResult) error {
+		if strings.Contains(r.Row, "a → b") {
+			between = append(between, r)
+		}
+		return nil
+	}))
+	require.Len(t, between, 2)
+	for _, r := range between {
+		require.Less(t, r.HeadMiB, mib/2.0, r.Row)
+	}
 }

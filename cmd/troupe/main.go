@@ -30,7 +30,9 @@ func main() {
 }
 
 // hosted are the worker classes of this program.
-func hosted() []*actors.Class { return []*actors.Class{textClass(), benchmarks.EchoClass()} }
+func hosted() []*actors.Class {
+	return []*actors.Class{textClass(), benchmarks.EchoClass(), benchmarks.HolderClass()}
+}
 
 // insistAfter is the time in which further signals count as the first one: make and timeout signal a process group and then its
 // members, and the kernel sends the parent-death signal once for each thread of the parent.

@@ -164,6 +164,22 @@ func (f *findings) node(facts Facts, n Node) {
 	}
 	f.clock(subject, n.Clock, "chronyc tracking on "+name)
 	f.machine(subject, name, *h, len(n.Report.Devices) > 0)
+	f.data(subject, name, n.Data)
+}
+
+// data finds a node whose large values come over the bus, because none of its addresses can be reached from here.
+func (f *findings) data(subject, name string, all []Reach) {
+	var why []string
+	for _, r := range all {
+		if r.Err == nil {
+			return
+		}
+		why = append(why, r.Err.Error())
+	}
+	if len(all) > 0 {
+		f.add(Warning, "data_port_unreachable", subject, "its data port cannot be reached from this machine: its large values come over the bus, which is slower",
+			"allow its port in the firewall of "+name+", or give the address by which others reach it: docs/nodes.md, \"The data port\"", why...)
+	}
 }
 
 // lostNodes finds the nodes that have not returned and that the placement service has forgotten. A cordoned node was taken out of service.

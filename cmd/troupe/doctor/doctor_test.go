@@ -79,9 +79,12 @@ func TestJudge(t *testing.T) {
 			s := &f.Server.Streams[0]
 			s.Replicas, s.Leader, s.Behind = 3, "a", []string{"c"}
 		},
-		"node_lost":           func(f *doctor.Facts) { f.Nodes[0].State, f.Nodes[0].Why, f.Nodes[0].Host = "lost", lost, nil },
-		"node_lost ":          func(f *doctor.Facts) { f.Lost = nodes.LostNodes{"gone": {At: f.Now, Text: "no heartbeat for 6s"}} },
-		"agent_silent":        func(f *doctor.Facts) { f.Nodes[0].Host, f.Nodes[0].Err = nil, errors.New("no answer") },
+		"node_lost":    func(f *doctor.Facts) { f.Nodes[0].State, f.Nodes[0].Why, f.Nodes[0].Host = "lost", lost, nil },
+		"node_lost ":   func(f *doctor.Facts) { f.Lost = nodes.LostNodes{"gone": {At: f.Now, Text: "no heartbeat for 6s"}} },
+		"agent_silent": func(f *doctor.Facts) { f.Nodes[0].Host, f.Nodes[0].Err = nil, errors.New("no answer") },
+		"data_port_unreachable": func(f *doctor.Facts) {
+			f.Nodes[0].Data = []doctor.Reach{{URL: "10.0.0.1:7", Err: errors.New("refused")}, {URL: "10.0.0.2:7", Err: errors.New("timed out")}}
+		},
 		"version_differs":     func(f *doctor.Facts) { f.Nodes[0].Host.Version = "v0" },
 		"device_unfit":        func(f *doctor.Facts) { f.Nodes[0].Report.Devices[0].Health.XIDs = []int{79} },
 		"disk_full":           func(f *doctor.Facts) { f.Nodes[0].Host.Disks[0].Free = 1 << 20 },

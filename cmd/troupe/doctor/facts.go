@@ -44,7 +44,8 @@ type Node struct {
 	placement.NodeStatus
 	Host  *nodes.HostInfo // nil: see HostErr
 	Clock nodes.ClockReading
-	Err   error // why Host is nil
+	Err   error   // why Host is nil
+	Data  []Reach // the addresses of its data port
 }
 
 // Role is a role of the registry and the heartbeats of its workers.

@@ -40,15 +40,24 @@ func Dial(ctx context.Context, server string) Reach {
 	if r.Host, r.Port = u.Hostname(), u.Port(); r.Port == "" {
 		r.Port = defaultPort
 	}
+	r.Err = dial(ctx, net.JoinHostPort(r.Host, r.Port))
+	return r
+}
+
+// DialData tries to reach an address of a data port.
+func DialData(ctx context.Context, address string) Reach {
+	host, port, _ := net.SplitHostPort(address) // the dial refuses what is no address
+	return Reach{URL: address, Host: host, Port: port, Err: dial(ctx, address)}
+}
+
+func dial(ctx context.Context, address string) error {
 	ctx, cancel := context.WithTimeout(ctx, dialWait)
 	defer cancel()
-	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", net.JoinHostPort(r.Host, r.Port))
-	if err != nil {
-		r.Err = err
-		return r
+	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
+	if err == nil {
+		_ = conn.Close() // nothing was sent
 	}
-	_ = conn.Close() // nothing was sent
-	return r
+	return err
 }
 
 // NoHead is the finding where no server is known.

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"troupe/bus"
+	"troupe/bus/direct"
 	"troupe/cmd/troupe/cli"
 	"troupe/cmd/troupe/doctor"
 	"troupe/gpu"
@@ -138,6 +139,7 @@ func (c command) agentOnce(ctx context.Context, spec agentSpec, inventories []gp
 		default: // the watch checks processes periodically too
 		}
 	}
+	cfg.DataFunc = func() []string { return direct.AddressesOf(sharedDir(c.Env)) }
 	for i, inventory := range inventories {
 		node := nodes.Config{Name: NodeName(spec.Name, i, len(inventories)), Labels: spec.Labels, Inventory: inventory}
 		cfg.Nodes = append(cfg.Nodes, spec.Resources.nodeConfig(node))

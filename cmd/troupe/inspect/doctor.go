@@ -83,7 +83,7 @@ func (c command) doctor(ctx context.Context, listen time.Duration) error {
 			return err
 		}
 		var found []doctor.Finding
-		for _, reach := range dialAll(ctx, s.Bus.URLs) {
+		for _, reach := range dialAll(ctx, s.Bus.URLs, doctor.Dial) {
 			found = append(found, doctor.Unreachable(reach, err))
 		}
 		if len(found) == 0 {
@@ -135,7 +135,7 @@ func collectFacts(ctx context.Context, b *bus.Bus, urls []string, listen time.Du
 	})
 	part("NATS servers", func(ctx context.Context) error {
 		if len(urls) > 1 { // one is connected
-			facts.Servers = dialAll(ctx, urls)
+			facts.Servers = dialAll(ctx, urls, doctor.Dial)
 		}
 		return nil
 	})
@@ -225,12 +225,12 @@ func differingRanks(ctx context.Context, b *bus.Bus, r registry.RoleRecord) (mom
 	return moments
 }
 
-// dialAll tries to reach the ports of all servers at once.
-func dialAll(ctx context.Context, urls []string) []doctor.Reach {
+// dialAll tries to reach all ports at once.
+func dialAll(ctx context.Context, urls []string, dial func(context.Context, string) doctor.Reach) []doctor.Reach {
 	out := make([]doctor.Reach, len(urls))
 	var group sync.WaitGroup
 	for i, url := range urls {
-		group.Go(func() { out[i] = doctor.Dial(ctx, url) })
+		group.Go(func() { out[i] = dial(ctx, url) })
 	}
 	group.Wait()
 	return out
@@ -278,6 +278,7 @@ func placementFacts(ctx context.Context, b *bus.Bus, facts *doctor.Facts) error 
 			host, clock, err := agent.Host(ctx, n.Report.Node)
 			if facts.Nodes[i].Err = err; err == nil {
 				facts.Nodes[i].Host, facts.Nodes[i].Clock = &host, clock
+				facts.Nodes[i].Data = dialAll(ctx, host.DataAddresses, doctor.DialData)
 			}
 		})
 	}
