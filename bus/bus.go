@@ -287,6 +287,9 @@ func (b *Bus) options() (nats.Options, error) {
 	if cfg.Token != "" {
 		opts = append(opts, nats.Token(cfg.Token))
 	}
+	if c, ok := ownCredential(cfg.Token); ok {
+		opts = append(opts, nats.CustomInboxPrefix(c.inboxPrefix()))
+	}
 	if cfg.user != "" {
 		opts = append(opts, nats.UserInfo(cfg.user, cfg.password))
 	}
@@ -359,6 +362,9 @@ func (b *Bus) asyncError(nc *nats.Conn, sub *nats.Subscription, err error) {
 			return // logged before
 		}
 		err = fmt.Errorf("the server refuses the connection: %s (%w)", why, err)
+	}
+	if c, ok := ownCredential(b.cfg.Token); ok && errors.Is(err, nats.ErrPermissionViolation) {
+		err = fmt.Errorf("the credential of this process (%s of namespace %s) does not permit it; docs/security.md lists what it permits (%w)", c.Kind, c.Namespace, err)
 	}
 	subject := ""
 	if sub != nil {

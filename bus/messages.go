@@ -3,6 +3,7 @@ package bus
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"time"
 
@@ -62,8 +63,22 @@ func (b *Bus) Request(ctx context.Context, subject string, data []byte) (*Msg, e
 	return m, nil
 }
 
-// Respond sends an answer to the sender of m. The answer may be lost with the connection.
-func (b *Bus) Respond(m *Msg, data []byte) error { return b.publish(m.Reply, "", data) }
+// Respond sends an answer to the sender of m. The answer may be lost with the connection. The sender chooses where the answer goes, and may have
+// fewer rights than this process: a subject that is no inbox is refused and counted.
+func (b *Bus) Respond(m *Msg, data []byte) error {
+	if m.Reply != "" && !isInbox(m.Reply) {
+		err := Errorf(CodeRefused, "the answer to %s is to go to %q, which is no inbox", wire.Clip(m.Subject), wire.Clip(m.Reply))
+		b.Malformed("a request", err)
+		return err
+	}
+	return b.publish(m.Reply, "", data)
+}
+
+// isInbox reports whether a subject is an inbox of NATS or of a session.
+func isInbox(subject string) bool {
+	words := strings.SplitN(subject, ".", 4)
+	return strings.HasPrefix(words[0], "_") || len(words) == 4 && words[0] == tokenRoot && words[2] == tokenReply
+}
 
 // Serve answers each request on the subject with the result of handle, or with its error, as msgpack. The goroutine of
 // the subscription calls handle, so handle must not block.

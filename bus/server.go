@@ -30,7 +30,8 @@ type embedded struct {
 	stopCopies func() // nil if none are kept
 	refused    atomic.Uint64
 	guard      *storeGuard
-	member     *Member // nil: the server is not a member of a cluster
+	member     *Member        // nil: the server is not a member of a cluster
+	auth       *authenticator // nil: the server asks for no token
 }
 
 // startServer returns a server that accepts connections, or an error that names the address and the store.
@@ -44,7 +45,6 @@ func startServer(ctx context.Context, name string, cfg ServerConfig, log *slog.L
 		JetStreamMaxMemory: cfg.MaxMemory,
 		JetStreamMaxStore:  cfg.MaxStore,
 		SyncAlways:         cfg.SyncAlways,
-		Authorization:      cfg.Token,
 		TLSConfig:          cfg.TLS,
 		TLSTimeout:         5,
 		MaxClosedClients:   closedClients,
@@ -60,6 +60,10 @@ func startServer(ctx context.Context, name string, cfg ServerConfig, log *slog.L
 		opts.Host, opts.Port = host, port
 	}
 	e := &embedded{}
+	if cfg.Token != "" {
+		e.auth = &authenticator{token: cfg.Token}
+		opts.CustomClientAuthentication = e.auth
+	}
 	if cfg.Cluster != nil {
 		password, err := newSystemPassword()
 		if err != nil {
@@ -69,6 +73,7 @@ func startServer(ctx context.Context, name string, cfg ServerConfig, log *slog.L
 			return nil, err
 		}
 		e.member = &Member{name: cfg.Cluster.Member, password: password}
+		e.auth.password = password
 	}
 	if cfg.StoreDir == "" {
 		dir, err := os.MkdirTemp("", "troupe-")
@@ -110,11 +115,14 @@ func (e *embedded) start(ctx context.Context, opts *server.Options, guard *store
 		return Errorf(CodeInvalid, "embedded server%s: %w", serverPlace(opts), err)
 	}
 	e.srv = srv
+	if e.auth != nil {
+		e.auth.srv = srv
+	}
 	if e.member != nil {
 		e.member.srv = srv
 	}
 	fatalCh := make(chan string, 1)
-	srv.SetLoggerV2(&serverLog{log: e.log, fatalCh: fatalCh, refused: &e.refused, guard: guard}, false, false, false)
+	srv.SetLoggerV2(&serverLog{log: e.log, fatalCh: fatalCh, refused: &e.refused, guard: guard, auth: e.auth}, false, false, false)
 	Go(srv.Start)
 	if err := awaitReady(ctx, srv, opts, fatalCh); err != nil {
 		return err
@@ -225,6 +233,7 @@ type serverLog struct {
 	fatalCh chan string
 	refused *atomic.Uint64 // connections
 	guard   *storeGuard
+	auth    *authenticator
 }
 
 func (l *serverLog) Noticef(format string, v ...any) { l.log.Debug(fmt.Sprintf(format, v...)) }
@@ -237,6 +246,9 @@ func (l *serverLog) Errorf(format string, v ...any) {
 	}
 	if strings.HasPrefix(msg, "Error trying to connect to route") { // a member that is down: Member.Peers tells
 		l.log.Debug("nats-server: " + msg)
+		return
+	}
+	if l.auth.heard(l.log, msg) {
 		return
 	}
 	l.guard.heard(msg)

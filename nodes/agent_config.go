@@ -53,6 +53,9 @@ type AgentConfig struct {
 	Program []string
 	// Access is how workers connect to the bus. Zero: the URL of Bus, which must not need credentials then.
 	Access Access
+	// ConfineWorkers has workers connect with a credential of their own (bus.WorkerCredential), made from the token of Bus, instead of
+	// the secrets of Access.
+	ConfineWorkers bool
 	// OwnProcess says that nothing else in this process starts child processes: the agent is then a subreaper and reaps
 	// orphaned descendants of its workers. Otherwise init reaps them.
 	OwnProcess bool

@@ -18,6 +18,7 @@ type AssignmentFile struct {
 	Name        string   `json:"name"` // of the worker, for display
 	URLs        []string `json:"urls"`
 	TokenFile   string   `json:"token_file,omitempty"`
+	Token       string   `json:"token,omitempty"` // a credential of the worker, instead of a TokenFile
 	CredsFile   string   `json:"creds_file,omitempty"`
 	CAFile      string   `json:"ca_file,omitempty"`
 	Fingerprint string   `json:"fingerprint,omitempty"`
@@ -27,7 +28,7 @@ type AssignmentFile struct {
 // BusConfig is the configuration of the worker's connection.
 func (a AssignmentFile) BusConfig() bus.Config {
 	return bus.Config{
-		Name: a.Name, URLs: a.URLs, TokenFile: a.TokenFile, CredsFile: a.CredsFile,
+		Name: a.Name, URLs: a.URLs, TokenFile: a.TokenFile, Token: a.Token, CredsFile: a.CredsFile,
 		TLS: bus.TLSConfig{CAFile: a.CAFile, Fingerprint: a.Fingerprint},
 	}
 }

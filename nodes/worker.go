@@ -297,10 +297,19 @@ func (w *worker) simUse() string {
 // writeAssignment writes the assignment file and returns its path.
 func (w *worker) writeAssignment() (string, error) {
 	access := w.node.agent.cfg.Access
-	data, err := json.Marshal(AssignmentFile{
+	file := AssignmentFile{
 		Node: w.node.name, Name: w.Name, URLs: access.URLs, TokenFile: access.TokenFile, CredsFile: access.CredsFile,
 		CAFile: access.CAFile, Fingerprint: access.Fingerprint, Assignment: w.Assignment,
-	})
+	}
+	if w.node.agent.cfg.ConfineWorkers {
+		var err error
+		file.TokenFile, file.CredsFile = "", ""
+		file.Token, _, err = w.node.agent.cfg.Bus.IssueCredential(bus.Credential{Kind: bus.WorkerCredential, Namespace: w.ID.Namespace})
+		if err != nil {
+			return "", err
+		}
+	}
+	data, err := json.Marshal(file)
 	if err != nil {
 		return "", err
 	}

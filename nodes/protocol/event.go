@@ -24,6 +24,8 @@ const (
 	EventStaleWorkers         = "stale_workers"         // an agent is ordered to kill workers whose reservation has ended
 	EventLedgerDoubt          = "ledger_doubt"          // the ledger has lost data: nothing is granted
 	EventLedgerTrusted        = "ledger_trusted"        // grants are made again
+
+	EventCredential = "credential" // one was issued or revoked by command
 )
 
 // Event is one entry of the event stream that operators read.

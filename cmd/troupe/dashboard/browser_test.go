@@ -489,6 +489,35 @@ func TestAccess(t *testing.T) {
 	require.Equal(t, http.StatusOK, status)
 	status, _ = get(guarded.URL+"/?token=secret", nil)
 	require.Equal(t, http.StatusSeeOther, status, "the token leaves the address bar")
+	credential := func(kind bus.CredentialKind, expires time.Time) string {
+		text, _, err := bus.Credential{Kind: kind, Namespace: map[bool]string{true: "run"}[kind == bus.WorkerCredential], Expires: expires}.Issue("secret")
+		require.NoError(t, err)
+		return text
+	}
+	later := time.Now().Add(time.Hour)
+	for text, want := range map[string]int{
+		credential(bus.ViewerCredential, later): http.StatusOK, credential(bus.ViewerCredential, time.Now().Add(-time.Hour)): http.StatusUnauthorized,
+		credential(bus.PageCredential, later): http.StatusOK, credential(bus.WorkerCredential, later): http.StatusUnauthorized,
+	} {
+		status, _ = get(guarded.URL+"/api/snapshot", func(r *http.Request) { r.Header.Set("Authorization", "Bearer "+text) })
+		require.Equal(t, want, status)
+	}
+	post, err := http.NewRequest(http.MethodPost, guarded.URL+"/api/pipelines/retry?namespace=run&name=x", nil)
+	require.NoError(t, err)
+	post.Header.Set("X-Troupe", "1")
+	post.Header.Set("Authorization", "Bearer "+credential(bus.ViewerCredential, later))
+	resp, err = http.DefaultClient.Do(post)
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	require.Equal(t, http.StatusForbidden, resp.StatusCode, "a viewer changes nothing")
+	noFollow := &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	resp, err = noFollow.Get(guarded.URL + "/?token=secret")
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	require.Len(t, resp.Cookies(), 1)
+	require.NotContains(t, resp.Cookies()[0].Value, "secret", "the cookie is no token")
+	status, _ = get(guarded.URL+"/api/snapshot", func(r *http.Request) { r.AddCookie(resp.Cookies()[0]) })
+	require.Equal(t, http.StatusOK, status)
 	for _, query := range []string{"namespace=run", "namespace=run&role=x&incarnation=y&rank=-1", "namespace=a.b&role=x&incarnation=y"} {
 		status, body = get(c.url+"/api/logs?"+query, nil)
 		require.Equal(t, http.StatusBadRequest, status, fmt.Sprint(query, body))

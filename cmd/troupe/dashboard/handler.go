@@ -30,6 +30,7 @@ const (
 	maxViewers   = 64          // live streams at a time
 	logsBacklog  = 10 * time.Minute
 	cookieName   = "troupe_token"
+	cookieLife   = 12 * time.Hour
 	pipelineWait = 2 * time.Second
 )
 
@@ -38,8 +39,8 @@ type Config struct {
 	Bus      *bus.Bus
 	Observer *Observer
 	Metrics  http.Handler
-	// Token must be shown by every request but health checks, as "Authorization: Bearer TOKEN" or once as ?token=TOKEN,
-	// which becomes a cookie. Empty: no token is asked for, which is for loopback alone.
+	// Token, or a credential made from it, must be shown by every request but health checks, as "Authorization: Bearer TOKEN" or once as
+	// ?token=TOKEN, which becomes a cookie. Empty: no token is asked for, which is for loopback alone.
 	Token string
 	// StandbyFunc reports whether another head leads. Nil: none does.
 	StandbyFunc func() bool
@@ -94,24 +95,63 @@ func (s *server) guarded(next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
-		if given := r.URL.Query().Get("token"); given != "" && s.valid(given) {
-			http.SetCookie(w, &http.Cookie{Name: cookieName, Value: given, Path: "/", HttpOnly: true, SameSite: http.SameSiteStrictMode})
+		if given := r.URL.Query().Get("token"); s.may(given) != nothing {
+			http.SetCookie(w, &http.Cookie{Name: cookieName, Value: s.cookie(given), Path: "/", HttpOnly: true, SameSite: http.SameSiteStrictMode})
 			http.Redirect(w, r, r.URL.Path, http.StatusSeeOther)
 			return
 		}
-		cookie, err := r.Cookie(cookieName)
-		bearer, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
-		if s.valid(bearer) || err == nil && s.valid(cookie.Value) {
-			next.ServeHTTP(w, r)
-			return
+		given, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+		if cookie, err := r.Cookie(cookieName); err == nil && s.may(given) == nothing {
+			given = cookie.Value
 		}
-		w.Header().Set("WWW-Authenticate", "Bearer")
-		http.Error(w, "the head's token is needed: open /?token=TOKEN, or send Authorization: Bearer TOKEN", http.StatusUnauthorized)
+		switch may := s.may(given); {
+		case may == everything, may == reading && r.Method == http.MethodGet:
+			next.ServeHTTP(w, r)
+		case may == reading:
+			http.Error(w, "a viewer's credential reads only; open /?token=TOKEN with the head's token", http.StatusForbidden)
+		default:
+			w.Header().Set("WWW-Authenticate", "Bearer")
+			http.Error(w, "the head's token or a viewer's credential (troupe auth new viewer) is needed: open /?token=TOKEN, or send Authorization: Bearer TOKEN", http.StatusUnauthorized)
+		}
 	})
 }
 
-func (s *server) valid(token string) bool {
-	return token != "" && subtle.ConstantTimeCompare([]byte(token), []byte(s.Token)) == 1
+// access is what a request may do.
+type access int
+
+const (
+	nothing    access = iota
+	reading           // a viewer's credential
+	everything        // the head's token, or the cookie of a browser that has shown it
+)
+
+// may is what the head's token, or a credential, permits.
+func (s *server) may(given string) access {
+	if given == "" {
+		return nothing
+	}
+	if subtle.ConstantTimeCompare([]byte(given), []byte(s.Token)) == 1 {
+		return everything
+	}
+	c, err := bus.VerifyCredential(s.Token, given, time.Now())
+	switch {
+	case err != nil || !s.Bus.AcceptsCredential(c.ID):
+		return nothing
+	case c.Kind == bus.PageCredential:
+		return everything
+	case c.Kind == bus.ViewerCredential:
+		return reading
+	}
+	return nothing
+}
+
+// cookie is what a browser keeps of a token or credential that it has shown. It is never the token: a cookie is sent to every port of the host.
+func (s *server) cookie(given string) string {
+	text, _, err := bus.Credential{Kind: bus.PageCredential, Expires: time.Now().UTC().Add(cookieLife)}.Issue(s.Token)
+	if err != nil || s.may(given) == reading {
+		return given // a viewer's credential; Issue fails only without a token
+	}
+	return text
 }
 
 // loopbackHost reports whether a Host header names this machine's loopback: localhost, or an address of loopback. Any other name,

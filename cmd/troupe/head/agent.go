@@ -41,6 +41,7 @@ type agentSpec struct {
 
 	Resources *declaredResources `json:"resources,omitempty"`
 	Data      dataSpec           `json:"data,omitzero"`
+	Confine   bool               `json:"confine,omitempty"` // as nodes.AgentConfig.ConfineWorkers
 
 	Dir    string        `json:"dir"`
 	LogDir string        `json:"log_dir,omitempty"`
@@ -123,6 +124,11 @@ func (c command) agentOnce(ctx context.Context, spec agentSpec, inventories []gp
 			log.Warn("troupe: publishing an event failed", "error", err)
 		}
 	}
+	if spec.Confine {
+		if err := checkConfined(ctx, b, spec); err != nil {
+			return err
+		}
+	}
 	claims := filepath.Join(spec.Dir, "sim")
 	program, err := workerProgram()
 	if err != nil {
@@ -130,7 +136,7 @@ func (c command) agentOnce(ctx context.Context, spec agentSpec, inventories []gp
 	}
 	cfg := nodes.AgentConfig{
 		Bus: b, Dir: spec.Dir, LogDir: spec.LogDir, Host: spec.Host, Access: spec.Access, Program: program, OwnProcess: true,
-		SimClaims: claims, ReadyFunc: readyFunc, Logger: log, Version: cli.Version,
+		SimClaims: claims, ReadyFunc: readyFunc, Logger: log, Version: cli.Version, ConfineWorkers: spec.Confine,
 	}
 	exitedCh := make(chan nodes.WorkerID, exitsWaiting)
 	cfg.ExitFunc = func(id nodes.WorkerID) {
@@ -166,6 +172,31 @@ func (c command) agentOnce(ctx context.Context, spec agentSpec, inventories []gp
 			return over
 		}
 		c.Warnf("troupe: %v\n", cause)
+	}
+	return err
+}
+
+// confineWait is how long an agent waits for a head that accepts credentials: one that starts reads first which are revoked.
+const confineWait = time.Minute
+
+// checkConfined connects with a credential as the workers will.
+func checkConfined(ctx context.Context, b *bus.Bus, spec agentSpec) error {
+	text, _, err := b.IssueCredential(bus.Credential{Kind: bus.WorkerCredential, Namespace: "confined", Expires: time.Now().Add(confineWait).UTC()})
+	if err != nil {
+		return fmt.Errorf("--confine-workers: %w", err)
+	}
+	cfg := bus.Config{Name: "troupe-agent-check", URLs: spec.Access.URLs, Token: text, TLS: bus.TLSConfig{CAFile: spec.Access.CAFile, Fingerprint: spec.Access.Fingerprint}}
+	wait, cancel := context.WithTimeout(ctx, confineWait/2)
+	defer cancel()
+	err = bus.Retry(wait, bus.Backoff{}, func() error {
+		probe, err := bus.Open(wait, cfg)
+		if err != nil {
+			return bus.Errorf(bus.CodeUnavailable, "%w", err)
+		}
+		return probe.Close()
+	})
+	if err != nil && ctx.Err() == nil {
+		err = fmt.Errorf("--confine-workers: the server does not accept the credentials of workers; it must be that of a head of this version: %w", err)
 	}
 	return err
 }

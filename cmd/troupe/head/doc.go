@@ -1,5 +1,5 @@
 // Package head is the commands that run a head, the agents of its nodes, or both: up, join, agent and launch; and those around them:
-// wait, backup and restore.
+// wait, backup, restore and auth.
 package head
 
 import (
@@ -15,6 +15,6 @@ type command struct{ *cli.CLI }
 func Commands(base *cli.CLI) []*cobra.Command {
 	c := command{base}
 	return []*cobra.Command{
-		newUp(c), newJoin(c), newAgent(c), newDataPort(c), newLaunch(c), newWait(c), newBackup(c), newRestore(c), newCluster(c),
+		newUp(c), newJoin(c), newAgent(c), newDataPort(c), newLaunch(c), newWait(c), newBackup(c), newRestore(c), newCluster(c), newAuth(c),
 	}
 }

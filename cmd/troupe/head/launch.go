@@ -274,7 +274,7 @@ func (c command) launchAgent(ctx context.Context, f launchFlags) error {
 	}
 	defer func() { _ = os.RemoveAll(dir) }() // a leftover temporary folder does no harm
 	spec := agentSpec{
-		GPUs: f.node.gpus, Name: cmp.Or(f.node.name, nodes.HostName()), Dir: dir, Grace: f.grace, Wait: f.wait, ExitWhenLost: true,
+		GPUs: f.node.gpus, Name: cmp.Or(f.node.name, nodes.HostName()), Confine: f.node.confine, Dir: dir, Grace: f.grace, Wait: f.wait, ExitWhenLost: true,
 		Access: nodes.Access{URLs: []string{"tls://" + f.head}, TokenFile: filepath.Join(dir, "token"), Fingerprint: fingerprint},
 	}
 	if spec.Labels, err = f.node.parseLabels(); err != nil {

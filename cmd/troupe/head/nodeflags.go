@@ -28,6 +28,7 @@ type nodeFlags struct {
 
 	resources string
 	data      dataSpec
+	confine   bool
 }
 
 func (f *nodeFlags) add(cmd *cobra.Command) {
@@ -35,12 +36,13 @@ func (f *nodeFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.name, "name", "", "name of the node (default the host name); simulated nodes are NAME-0, NAME-1, …")
 	cmd.Flags().StringSliceVar(&f.labels, "labels", nil, "labels of the node, k=v,k=v, for requests that ask for them")
 	cmd.Flags().StringVar(&f.resources, "resources", "", `totals that the node declares instead of the machine's, and resources of other names: CPU=100,memory=64GiB,licence=2, or a JSON object`)
+	cmd.Flags().BoolVar(&f.confine, "confine-workers", false, "give workers a credential for the messages of their own namespace, and nothing of the store, instead of the head's token")
 	f.data.add(cmd)
 }
 
 // spec is the part of an agent's spec that these flags set.
 func (f *nodeFlags) spec() (spec agentSpec, err error) {
-	spec.GPUs, spec.Name = f.gpus, cmp.Or(f.name, nodes.HostName())
+	spec.GPUs, spec.Name, spec.Confine = f.gpus, cmp.Or(f.name, nodes.HostName()), f.confine
 	if spec.Labels, err = f.parseLabels(); err != nil {
 		return spec, err
 	}

@@ -29,6 +29,7 @@ type Status struct {
 	Since   time.Time `json:"since"`
 	Version string    `json:"version"`
 	Refused uint64    `json:"refused"` // connections without valid credentials
+	Denied  uint64    `json:"denied"`  // what connections have tried that their credentials do not permit
 	// Replicas is how many servers have a copy of the ledger, the registry and the leases.
 	Replicas  int  `json:"replicas"`
 	Clustered bool `json:"clustered"` // whether the server is one of several
@@ -93,7 +94,7 @@ func (s *statusServer) close() {
 }
 
 func (s *statusServer) answer(m *bus.Msg) {
-	status := Status{PID: os.Getpid(), Since: s.since, Version: cli.Version, Refused: s.b.Refused(), Replicas: s.replicas, Clustered: s.b.Clustered(), Leads: s.leads(), Now: time.Now().UTC()}
+	status := Status{PID: os.Getpid(), Since: s.since, Version: cli.Version, Refused: s.b.Refused(), Denied: s.b.Denied(), Replicas: s.replicas, Clustered: s.b.Clustered(), Leads: s.leads(), Now: time.Now().UTC()}
 	s.addMember(&status)
 	if usage, ours := s.b.Store(); ours {
 		status.Store = &usage

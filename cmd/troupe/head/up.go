@@ -222,6 +222,9 @@ func (c command) newHead(f upFlags) (*head, error) {
 	if f.grace < 0 {
 		return nil, cli.Usagef("--grace %v must not be negative", f.grace)
 	}
+	if spec.Confine && len(f.nats) > 0 {
+		return nil, cli.Usagef("--confine-workers: an external NATS server does not know the credentials of workers; leave it out, or use the head's own server")
+	}
 	if h.file.Name = spec.Name; !f.noAgent {
 		h.agent = &spec
 	}
@@ -294,6 +297,13 @@ func (c command) up(ctx context.Context, h *head, inside func(context.Context, *
 		}
 		defer stop()
 		h.metrics = where
+	}
+	if len(h.nats) == 0 {
+		stopCredentials, err := serveCredentials(ctx, b, h.replicas, log)
+		if err != nil {
+			return err
+		}
+		defer stopCredentials()
 	}
 	if h.agent != nil {
 		agent, err := startAgent(ctx, b, h.agentSpec(), log)

@@ -220,6 +220,9 @@ func (c command) showStatus(v overview, s cli.Server) error {
 		c.Printf("HEAD   %s: no head answers there\n", v.URL)
 	} else {
 		c.Printf("HEAD   %s, pid %d, up %s, version %s, connections refused: %d\n", v.URL, h.PID, time.Since(h.Since).Round(time.Second), h.Version, h.Refused)
+		if h.Denied > 0 {
+			c.Printf("WARNING: connections have tried %d times what their credentials do not permit; the head's log names them\n", h.Denied)
+		}
 		switch {
 		case h.Clustered && h.Replicas == 1:
 			c.Printf("WARNING: the ledger and the registry have one replica; if its server loses its disk, reservations are forgotten (troupe up --replicas 3)\n")

@@ -1,0 +1,206 @@
+package bus
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+)
+
+// CredentialKind is what a credential is for.
+type CredentialKind string
+
+// The kinds. The token of the head has no kind: it may do everything.
+const (
+	WorkerCredential CredentialKind = "worker" // of one worker process, in one namespace
+	ViewerCredential CredentialKind = "viewer" // reading the page and the metrics; no connection to the bus
+	PageCredential   CredentialKind = "page"   // of a browser that has shown the token: the cookie of the page
+)
+
+// Credential is what a text made by Issue says. The text is accepted in place of the head's token. The server checks it with the token
+// alone, so that each process that has the token can issue one, without a request.
+type Credential struct {
+	ID        string         `json:"id"`
+	Kind      CredentialKind `json:"kind"`
+	Namespace string         `json:"namespace,omitempty"` // of a worker
+	Name      string         `json:"name,omitempty"`      // what it is for, for lists
+	Issued    time.Time      `json:"issued"`
+	Expires   time.Time      `json:"expires,omitzero"` // zero: never
+}
+
+// Rights are the subjects of a kind of credential, in which <namespace> and <id> are those of the credential. What is in PublishNot is
+// refused though Publish has it.
+type Rights struct {
+	Kind       CredentialKind
+	For        string
+	Publish    []string
+	PublishNot []string
+	Hear       []string
+	HTTP       string // of the page and the metrics
+}
+
+// CredentialRights is the table of all kinds. The permissions in the server and the table of docs/security.md are made from it. No kind has
+// rights to JetStream: an answer of JetStream goes to any subject that a request names, and its queues are shared by all.
+//
+// No kind may answer requests (allow_responses of NATS): the requester chooses the subject of the answer, and may be an accomplice.
+func CredentialRights() []Rights {
+	const run = tokenRoot + ".<namespace>"
+	return []Rights{
+		{
+			Kind: WorkerCredential, For: "one worker process",
+			Publish:    []string{run + ".>"},
+			PublishNot: []string{run + ".*.*.log.*", run + ".*.*.exit", run + ".*.*.output"}, // its agent says these
+			Hear:       []string{run + ".>", "_INBOX_<id>.>"},
+			HTTP:       "nothing",
+		},
+		{Kind: ViewerCredential, For: "people who look, and Prometheus", HTTP: "reads the page and the metrics"},
+		{Kind: PageCredential, For: "a browser that has shown the token (a cookie of twelve hours)", HTTP: "the page and the metrics"},
+	}
+}
+
+// rights are the subjects of the credential. Its names have been checked.
+func (c Credential) rights() (r Rights, ok bool) {
+	fill := strings.NewReplacer("<namespace>", c.Namespace, "<id>", c.ID)
+	for _, r := range CredentialRights() {
+		if r.Kind != c.Kind {
+			continue
+		}
+		for _, subjects := range [][]string{r.Publish, r.PublishNot, r.Hear} {
+			for i := range subjects {
+				subjects[i] = fill.Replace(subjects[i])
+			}
+		}
+		return r, true
+	}
+	return Rights{}, false
+}
+
+const (
+	credentialMark = "troupe1" // version of the format
+	credentialMost = 2048      // bytes of the text
+)
+
+func (c Credential) check() error {
+	if _, ok := c.rights(); !ok {
+		return Errorf(CodeInvalid, "credential: the kind %q is not known; give %s or %s", c.Kind, ViewerCredential, WorkerCredential)
+	}
+	if c.Kind == WorkerCredential {
+		if err := CheckName("namespace", c.Namespace); err != nil {
+			return err
+		}
+	} else if c.Namespace != "" {
+		return Errorf(CodeInvalid, "credential: one of the kind %s has no namespace", c.Kind)
+	}
+	return CheckName("id of the credential", c.ID)
+}
+
+// Issue makes the text of a credential from the head's token. ID and Issued are set if they are empty.
+func (c Credential) Issue(token string) (string, Credential, error) {
+	if c.ID == "" {
+		c.ID = NewID()
+	}
+	if c.Issued.IsZero() {
+		c.Issued = time.Now().UTC().Truncate(time.Second)
+	}
+	if err := c.check(); err != nil {
+		return "", c, err
+	}
+	switch _, _, derived := splitCredential(token); {
+	case token == "":
+		return "", c, Errorf(CodeInvalid, "credential: the head's token is needed to issue one; a NATS server of its own issues its credentials itself")
+	case derived:
+		return "", c, Errorf(CodeRefused, "credential: the head's token is needed to issue one, and this is a credential itself")
+	}
+	data, err := json.Marshal(c)
+	if err != nil {
+		return "", c, err
+	}
+	claims := base64.RawURLEncoding.EncodeToString(data)
+	text := credentialMark + "." + claims + "." + seal(token, claims)
+	if len(text) > credentialMost {
+		return "", c, Errorf(CodeInvalid, "credential: the name %q is too long", c.Name)
+	}
+	return text, c, nil
+}
+
+func seal(token, claims string) string {
+	mac := hmac.New(sha256.New, []byte(token))
+	_, _ = mac.Write([]byte(credentialMark + "." + claims)) // never fails
+	return base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
+}
+
+// splitCredential reports whether a text has the form of a credential.
+func splitCredential(text string) (claims, sum string, ok bool) {
+	words := strings.Split(text, ".")
+	if len(text) > credentialMost || len(words) != 3 || words[0] != credentialMark {
+		return "", "", false
+	}
+	return words[1], words[2], true
+}
+
+// VerifyCredential reads a credential that was issued with the token and has not expired. Nothing of the text is used before its seal is checked.
+func VerifyCredential(token, text string, now time.Time) (Credential, error) {
+	claims, sum, ok := splitCredential(text)
+	if !ok || token == "" || !hmac.Equal([]byte(sum), []byte(seal(token, claims))) {
+		return Credential{}, Errorf(CodeRefused, "the credential was not issued with this head's token")
+	}
+	c, err := readClaims(claims)
+	if err == nil {
+		err = c.check()
+	}
+	if err == nil && !c.Expires.IsZero() && !now.Before(c.Expires) {
+		err = Errorf(CodeRefused, "the credential expired on %s; ask for another: troupe auth new", c.Expires.Format(time.DateTime))
+	}
+	return c, err
+}
+
+func readClaims(claims string) (c Credential, err error) {
+	data, err := base64.RawURLEncoding.DecodeString(claims)
+	if err == nil {
+		err = json.Unmarshal(data, &c)
+	}
+	if err != nil {
+		return c, Errorf(CodeMalformed, "the credential cannot be read: %w", err)
+	}
+	return c, nil
+}
+
+// ownCredential is the credential that a client connects with, as it says itself; false for a token.
+func ownCredential(token string) (Credential, bool) {
+	claims, _, ok := splitCredential(token)
+	if !ok {
+		return Credential{}, false
+	}
+	c, err := readClaims(claims)
+	return c, err == nil && c.check() == nil
+}
+
+// inboxPrefix keeps the answers to a credential's requests from the others: nobody else may hear them.
+func (c Credential) inboxPrefix() string { return "_INBOX_" + c.ID }
+
+// IssueCredential is Issue with the token of this connection, or of the embedded server.
+func (b *Bus) IssueCredential(c Credential) (string, Credential, error) { return c.Issue(b.cfg.Token) }
+
+// CredentialTable is the table of docs/security.md.
+func CredentialTable() string {
+	var out strings.Builder
+	out.WriteString("| kind | for | publishes | but not | hears | JetStream | HTTP |\n|---|---|---|---|---|---|---|\n")
+	out.WriteString("| the token | the head, agents, drivers, operators | everything | | everything | everything | the page and the metrics |\n")
+	cell := func(subjects []string) string {
+		if len(subjects) == 0 {
+			return "nothing"
+		}
+		return "`" + strings.Join(subjects, "` `") + "`"
+	}
+	for _, r := range CredentialRights() {
+		not := ""
+		if len(r.PublishNot) > 0 {
+			not = cell(r.PublishNot)
+		}
+		fmt.Fprintf(&out, "| %s | %s | %s | %s | %s | nothing | %s |\n", r.Kind, r.For, cell(r.Publish), not, cell(r.Hear), r.HTTP)
+	}
+	return out.String()
+}

@@ -1,0 +1,243 @@
+package bus_test
+
+import (
+	"context"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/stretchr/testify/require"
+
+	"troupe/bus"
+	"troupe/bus/bustest"
+	"troupe/bus/kv"
+)
+
+const headToken = "the-token-of-the-head"
+
+// withCredentials is the bus of a head whose server accepts credentials.
+func withCredentials(t *testing.T) *bus.Bus {
+	b := bustest.Open(t, bus.Config{Server: bus.ServerConfig{Listen: "127.0.0.1:0", Token: headToken}})
+	b.AcceptCredentials(nil)
+	return b
+}
+
+func issue(t *testing.T, c bus.Credential) (string, bus.Credential) {
+	t.Helper()
+	text, c, err := c.Issue(headToken)
+	require.NoError(t, err)
+	return text, c
+}
+
+// attacker is a bare connection, which keeps to no rule of this package.
+func attacker(t *testing.T, b *bus.Bus, text string) *nats.Conn {
+	t.Helper()
+	nc, err := nats.Connect(b.URL(), nats.Token(text), nats.NoReconnect(), nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
+	require.NoError(t, err)
+	t.Cleanup(nc.Close)
+	return nc
+}
+
+// foreign are subjects outside the row of a worker of namespace evil.
+func foreign(id string) []string {
+	good := bus.Address{Namespace: "good", Role: "actor", Incarnation: "one"}
+	subjects := []string{
+		good.All(), good.Rank(0), good.Slice("m", 0), good.Control(), good.ControlRank(0), good.Sequencer(), good.Life(), good.Exit(), good.Output(), good.Log(0),
+		bus.ReplySubject("good", "SESSION", "in"), bus.Subject("good", "reply", "SESSION", "body"),
+		bus.NodeDo("box"), bus.NodesEnd(), bus.NodeAsk("box"), bus.NodeAsk(""), bus.NodeBeat("box"), bus.NodesHead(), bus.NodesHeadReplace(),
+		bus.Events("good"), bus.Events("evil"), bus.Events(""), "troupe.@placement.ask", "troupe.@nodes.reply.SESSION.in", "troupe", "troupe.evil",
+		"$KV.secret.good.key", "$O.bucket.C.x", "$JS.ACK.KV_secret.c.1.1.1.1.1", "$SYS.REQ.SERVER.PING", "_INBOX.of.others", "_INBOX_" + id, "_R_.x", "anything", "@none.x",
+	}
+	for _, api := range []string{
+		"INFO", "STREAM.CREATE.new", "STREAM.UPDATE.KV_secret", "STREAM.INFO.KV_secret", "STREAM.NAMES", "STREAM.LIST", "STREAM.DELETE.KV_secret", "STREAM.PURGE.KV_secret",
+		"STREAM.MSG.GET.KV_secret", "STREAM.MSG.DELETE.KV_secret", "STREAM.SNAPSHOT.KV_secret", "STREAM.RESTORE.KV_secret", "DIRECT.GET.KV_secret", "DIRECT.GET.KV_secret.$KV.secret.good.key",
+		"CONSUMER.CREATE.KV_secret", "CONSUMER.CREATE.KV_secret.c.$KV.secret.>", "CONSUMER.DURABLE.CREATE.KV_secret.c", "CONSUMER.INFO.KV_secret.c", "CONSUMER.DELETE.KV_secret.c",
+		"CONSUMER.MSG.NEXT.KV_secret.c", "CONSUMER.NAMES.KV_secret", "CONSUMER.PAUSE.KV_secret.c",
+	} {
+		subjects = append(subjects, "$JS.API."+api)
+	}
+	return subjects
+}
+
+// said are the subjects in a worker's own namespace on which its agent speaks.
+func said() []string {
+	own := bus.Address{Namespace: "evil", Role: "actor", Incarnation: "one"}
+	return []string{own.Log(0), own.Exit(), own.Output()}
+}
+
+// A hostile worker publishes to everything outside its row, and subscribes to everything outside: nothing arrives, everything is counted. The
+// same attempts with the head's token arrive.
+func TestHostileCredential(t *testing.T) {
+	t.Parallel()
+	b := withCredentials(t)
+	text, c := issue(t, bus.Credential{Kind: bus.WorkerCredential, Namespace: "evil"})
+	forbidden := append(foreign(c.ID), said()...)
+
+	var mu sync.Mutex
+	heard := map[string]string{}
+	watch, err := b.Conn().Subscribe(">", func(m *nats.Msg) {
+		if sender := string(m.Data); sender == "worker" || sender == "head" {
+			mu.Lock()
+			heard[m.Subject] = sender
+			mu.Unlock()
+		}
+	})
+	require.NoError(t, err)
+	require.NoError(t, b.Conn().Flush())
+	evil, head := attacker(t, b, text), attacker(t, b, headToken)
+	everyone := func(sender string, nc *nats.Conn) {
+		for _, subject := range append([]string{"troupe.evil.marker"}, forbidden...) {
+			require.NoError(t, nc.Publish(subject, []byte(sender)))
+		}
+		require.NoError(t, nc.Flush())
+		require.Eventually(t, func() bool { // the marker may be first
+			require.NoError(t, b.Conn().Flush())
+			mu.Lock()
+			defer mu.Unlock()
+			return heard["troupe.evil.marker"] == sender
+		}, time.Minute, time.Millisecond)
+	}
+	before := b.Denied()
+	everyone("worker", evil)
+	require.NoError(t, evil.Publish("troupe.evil.last", []byte("worker"))) // on the same connection: what was before it has been handled
+	require.NoError(t, evil.Flush())
+	require.NoError(t, b.Conn().Flush())
+	mu.Lock()
+	for _, subject := range forbidden {
+		require.NotContains(t, heard, subject)
+	}
+	mu.Unlock()
+	require.EqualValues(t, len(forbidden), b.Denied()-before, "all are counted")
+	everyone("head", head)
+	require.Eventually(t, func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return heard[bus.NodeDo("box")] == "head" && heard["$JS.API.STREAM.DELETE.KV_secret"] == "head"
+	}, time.Minute, time.Millisecond, "with the token the same attempts arrive")
+	require.NoError(t, watch.Unsubscribe())
+
+	got := make(chan *nats.Msg, 1024)
+	wide := append(foreign(c.ID), ">", "*.>", "troupe.>", "troupe.*.>", "troupe.*.*.*.rank.*", "troupe.*.reply.>", "_INBOX.>", "_INBOX_*.>", "$JS.>", "$KV.>", "$SYS.>", "*")
+	before = b.Denied()
+	for _, subject := range wide {
+		_, err := evil.ChanSubscribe(subject, got)
+		require.NoError(t, err) // the server refuses it later
+		_, err = evil.ChanQueueSubscribe(subject, "workers", got)
+		require.NoError(t, err)
+	}
+	require.NoError(t, evil.Flush())
+	require.EqualValues(t, 2*len(wide), b.Denied()-before)
+	for _, subject := range foreign(c.ID) {
+		require.NoError(t, b.Conn().Publish(subject, nil))
+	}
+	mine, err := evil.SubscribeSync("troupe.evil.actor.one.rank.0")
+	require.NoError(t, err)
+	require.NoError(t, evil.Flush())
+	require.NoError(t, b.Conn().Publish("troupe.evil.actor.one.rank.0", []byte("a call")))
+	m, err := mine.NextMsg(time.Minute)
+	require.NoError(t, err)
+	require.Equal(t, "a call", string(m.Data), "its own calls arrive")
+	require.Empty(t, got)
+}
+
+// What a worker may not send it cannot have another process send for it: an answer to a subject that the worker chose.
+func TestAnswersGoToInboxes(t *testing.T) {
+	t.Parallel()
+	b := withCredentials(t)
+	bucket, err := kv.Open(t.Context(), b, kv.Config{Bucket: "secret"})
+	require.NoError(t, err)
+	_, err = bucket.Put(t.Context(), "key", []byte("value"))
+	require.NoError(t, err)
+	orders, err := b.Conn().SubscribeSync(bus.NodeDo("box"))
+	require.NoError(t, err)
+	_, err = b.Subscribe("troupe.evil.ask", func(m *bus.Msg) { _ = b.Respond(m, nil) })
+	require.NoError(t, err)
+	require.NoError(t, b.Conn().Flush())
+
+	text, _ := issue(t, bus.Credential{Kind: bus.WorkerCredential, Namespace: "evil"})
+	evil := attacker(t, b, text)
+	before := b.MalformedCount()
+	targets := []string{bus.NodeDo("box"), "$JS.API.STREAM.DELETE.KV_secret", "$KV.secret.key", bus.NodesEnd(), "troupe.good.actor.one.all"}
+	for _, target := range targets {
+		require.NoError(t, evil.PublishRequest("troupe.evil.ask", target, nil))
+	}
+	require.NoError(t, evil.Flush())
+	require.Eventually(t, func() bool { return b.MalformedCount()-before == uint64(len(targets)) }, time.Minute, time.Millisecond)
+	require.NoError(t, b.Conn().Flush())
+	n, _, err := orders.Pending()
+	require.NoError(t, err)
+	require.Zero(t, n)
+	got, err := bucket.Get(t.Context(), "key")
+	require.NoError(t, err)
+	require.Equal(t, "value", string(got.Value))
+
+	worker := bustest.Open(t, bus.Config{URLs: []string{b.URL()}, Token: text})
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	_, err = worker.Request(ctx, "troupe.evil.ask", nil)
+	require.NoError(t, err, "an answer reaches the inbox of a credential")
+}
+
+// Credentials that are altered, of another token or kind, expired, revoked, or shown before the head knows what is revoked are refused; those
+// that end while they are used are shut out within five seconds.
+func TestCredentialsEnd(t *testing.T) {
+	t.Parallel()
+	b := bustest.Open(t, bus.Config{Server: bus.ServerConfig{Listen: "127.0.0.1:0", Token: headToken}})
+	worker := bus.Credential{Kind: bus.WorkerCredential, Namespace: "run"}
+	good, c := issue(t, worker)
+	refused := func(text, why string) {
+		t.Helper()
+		nc, err := nats.Connect(b.URL(), nats.Token(text), nats.NoReconnect())
+		if err == nil {
+			nc.Close()
+		}
+		require.ErrorIs(t, err, nats.ErrAuthorization, why)
+	}
+	refused(good, "before the head knows what is revoked")
+	b.AcceptCredentials(nil)
+	live := attacker(t, b, good)
+
+	words := strings.Split(good, ".")
+	viewer, _ := issue(t, bus.Credential{Kind: bus.ViewerCredential})
+	past := worker
+	past.Expires = time.Now().Add(-time.Second)
+	old, _ := issue(t, past)
+	stranger, _, err := worker.Issue("another token")
+	require.NoError(t, err)
+	wider, _ := issue(t, bus.Credential{Kind: bus.WorkerCredential, Namespace: "other"})
+	for why, text := range map[string]string{
+		"none": "", "without a seal": words[0] + "." + words[1] + ".", "two words": words[0] + "." + words[1], "claims of another": words[0] + "." + strings.Split(wider, ".")[1] + "." + words[2],
+		"cut": good[:len(good)-1], "longer": good + "A", "a viewer": viewer, "expired": old, "of another head": stranger, "huge": good + strings.Repeat("A", 2100),
+	} {
+		refused(text, why)
+	}
+	for _, namespace := range []string{"", "*", ">", "a.b", "@nodes", "run.>"} {
+		_, _, err := bus.Credential{Kind: bus.WorkerCredential, Namespace: namespace}.Issue(headToken)
+		require.ErrorIs(t, err, bus.ErrInvalid, namespace)
+	}
+	_, _, err = worker.Issue(good)
+	require.ErrorIs(t, err, bus.ErrRefused, "a credential issues no other")
+
+	soon := worker
+	soon.Expires = time.Now().Add(2 * time.Second)
+	short, _ := issue(t, soon)
+	ending := attacker(t, b, short)
+	at := time.Now()
+	b.AcceptCredentials(map[string]struct{}{c.ID: {}})
+	require.Eventually(t, live.IsClosed, 30*time.Second, time.Millisecond)
+	t.Logf("shut out %v after the revocation", time.Since(at))
+	refused(good, "revoked")
+	require.Eventually(t, ending.IsClosed, 30*time.Second, time.Millisecond, "it has expired")
+	refused(short, "expired")
+}
+
+// docs/security.md has the table that the permissions are made from.
+func TestSecurityDocument(t *testing.T) {
+	t.Parallel()
+	data, err := os.ReadFile("../docs/security.md")
+	require.NoError(t, err)
+	require.Contains(t, string(data), bus.CredentialTable(), "put this table into docs/security.md")
+}
