@@ -19,7 +19,7 @@ var allowed = map[string][]string{
 	"internal/terminal":       nil,
 	"bus":                     {"bus/wire"},
 	"bus/direct":              {"bus", "bus/shm", "bus/wire"},
-	"bus/values":              {"bus", "bus/direct", "bus/wire", "bus/recorder", "bus/memlimit"},
+	"bus/values":              {"bus", "bus/direct", "bus/shm", "bus/wire", "bus/recorder", "bus/memlimit"},
 	"bus/calls":               {"bus", "bus/wire", "bus/recorder", "bus/values"},
 	"bus/memlimit":            nil,
 	"bus/recorder":            nil,

@@ -71,6 +71,20 @@ type ValuesConfig struct {
 	SpillDir string
 	// Direct has bodies go straight between hosts. Zero: over the bus.
 	Direct DirectConfig
+	// Shared has bodies for receivers without a memory of their own come through the memory that the processes of the host share. Zero: each process
+	// pulls them for itself.
+	Shared SharedConfig
+}
+
+// ValuesConfigOf is the configuration of a Go program that the environment chooses. env is usually os.Getenv.
+func ValuesConfigOf(env func(string) string) ValuesConfig {
+	return ValuesConfig{Direct: DirectConfigOf(env), Shared: SharedConfig{On: env("TROUPE_SHM") != "0", Dir: env("TROUPE_SHM_DIR")}}
+}
+
+// SharedConfig is the shared memory of the host.
+type SharedConfig struct {
+	On  bool   // TROUPE_SHM=0 turns it off
+	Dir string // TROUPE_SHM_DIR; zero: that of shm.Config
 }
 
 // DirectConfig is how bodies go straight between processes that share no memory, past the server.

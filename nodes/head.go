@@ -32,7 +32,7 @@ type HeadFile struct {
 // TROUPE_CREDS and TROUPE_FINGERPRINT, as an agent and `troupe launch` set them, or the head that this user runs on
 // this machine. env is usually os.Getenv.
 func FindHead(env func(string) string) (bus.Config, error) {
-	cfg := bus.Config{Values: bus.ValuesConfig{Direct: bus.DirectConfigOf(env)}, Token: env("TROUPE_TOKEN"), CredsFile: env("TROUPE_CREDS"), TLS: bus.TLSConfig{Fingerprint: env("TROUPE_FINGERPRINT")}}
+	cfg := bus.Config{Values: bus.ValuesConfigOf(env), Token: env("TROUPE_TOKEN"), CredsFile: env("TROUPE_CREDS"), TLS: bus.TLSConfig{Fingerprint: env("TROUPE_FINGERPRINT")}}
 	if cfg.Token == "" && cfg.CredsFile == "" {
 		cfg.TokenFile = env("TROUPE_TOKEN_FILE")
 	}

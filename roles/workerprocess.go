@@ -51,7 +51,7 @@ func Main(classes ...*actors.Class) {
 
 // RunWorker runs the worker of the assignment file at path until it is stopped or ctx ends, which is no error.
 func RunWorker(ctx context.Context, path string, classes ...*actors.Class) error {
-	p, err := OpenWorkerProcess(ctx, WorkerProcessConfig{Assignment: path, Classes: classes, Values: bus.ValuesConfig{Direct: bus.DirectConfigOf(os.Getenv)}})
+	p, err := OpenWorkerProcess(ctx, WorkerProcessConfig{Assignment: path, Classes: classes, Values: bus.ValuesConfigOf(os.Getenv)})
 	if err != nil {
 		return err
 	}

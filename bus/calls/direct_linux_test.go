@@ -13,6 +13,7 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/bus/calls"
 	"troupe/bus/direct"
 	"troupe/bus/shm"
 	"troupe/bus/values"
@@ -246,4 +247,36 @@ func TestTheDataPortOfTheNodeServes(t *testing.T) {
 	require.EqualValues(t, 2*size, received[values.PathDirect])
 	require.Zero(t, received[values.PathChunks])
 	owner.References().Release(ref)
+}
+
+// TestGoProgramsShareWhatTheyReceive: several processes of a host without a memory of their own need a value, which comes to the host once.
+func TestGoProgramsShareWhatTheyReceive(t *testing.T) {
+	t.Parallel()
+	const size, readers = 6 << 20, 3
+	b := openStraight(t, "")
+	owner, dir := endpoint(t, b), shortDir(t)
+	ref, err := owner.References().Put(pattern(size, 6), nil, nil)
+	require.NoError(t, err)
+	var all []*calls.Endpoint
+	gotCh := make(chan []byte, readers)
+	for range readers {
+		cfg := straight("")
+		cfg.URLs, cfg.Values.Shared = []string{b.URL()}, bus.SharedConfig{On: true, Dir: dir}
+		reader := endpoint(t, bustest.Open(t, cfg))
+		all = append(all, reader)
+		reader.References().Retain(ref)
+		reader.References().Get(ref, nil, func(v values.Value, _ error) { gotCh <- v.Body })
+	}
+	for range readers {
+		body := <-gotCh
+		require.Equal(t, checksum(pattern(size, 6)), checksum(body))
+		clear(body) // it is its own
+	}
+	var direct, shared uint64
+	for _, reader := range all {
+		received := reader.Traffic().Received
+		direct, shared = direct+received[values.PathDirect], shared+received[values.PathShared]
+	}
+	require.EqualValues(t, size, direct)
+	require.EqualValues(t, (readers-1)*size, shared)
 }

@@ -89,13 +89,16 @@ type Receiver struct {
 
 // Fetch requests a body and calls done with the whole body or an error. A memory that is Sharing attaches the body at its
 // location, if it has one; otherwise one process of the host pulls it for all; without a Sharing memory each process pulls it for itself.
-// The body belongs to done. Callers of Fetch with the same ref must not write to it: without a memory they share it.
+// The body belongs to done. Callers of Fetch with the same ref must not write to it: without a memory, or shared memory of the host, they share it.
 // done must not block.
 func (s *Store) Fetch(ref wire.BodyRef, at wire.Location, to Receiver, done func([]byte, error)) {
 	if ref.Len > s.session.Bus().MaxBody() {
 		s.Release(ref, to.Ranks)
 		done(nil, bus.Errorf(bus.CodeRefused, "a body of %d bytes is larger than the limit of %d (bus.Config.MaxBody)", ref.Len, s.session.Bus().MaxBody()))
 		return
+	}
+	if to.Memory == nil && !to.Alone && s.host != nil {
+		to.Memory = s.host
 	}
 	rs := s.downloads
 	rs.mu.Lock()

@@ -21,6 +21,7 @@ type Store struct {
 	traffic    traffic
 	direct     *directWay
 	relays     *relays
+	host       *hostMemory // nil: this process shares no memory
 }
 
 // New makes the store of a session, which is passed to its Start.
@@ -29,6 +30,9 @@ func New(session *bus.Session) *Store {
 	s.downloads, s.uploads = newDownloads(s), newUploads(s)
 	s.references = newReferences(s)
 	s.relays = &relays{store: s, byRef: map[wire.BodyRef]*relay{}, byID: map[uint64]*relay{}}
+	if shared := session.Bus().ValuesConfig().Shared; shared.On {
+		s.host = &hostMemory{store: s, cfg: shared}
+	}
 	s.direct = newDirectWay(s, session.Bus().ValuesConfig().Direct)
 	return s
 }
@@ -110,6 +114,9 @@ func (s *Store) Close() {
 	s.downloads.failAll(bus.ErrClosed)
 	s.direct.close()
 	s.relays.close()
+	if s.host != nil {
+		s.host.close()
+	}
 	s.uploads.dropAll()
 }
 
