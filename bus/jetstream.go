@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -11,14 +12,27 @@ import (
 
 const (
 	mostReplicas         = 3
+	membersPoll          = 50 * time.Millisecond
 	codeNoSuitablePeers  = jetstream.ErrorCode(10005)
 	codeReplicasNotAlone = jetstream.ErrorCode(10074) // the server is not in a cluster
 )
 
+// membersAppear is how long a member of a cluster waits for the others that it has routes to before it creates a stream with fewer replicas:
+// the cluster's leader counts on a new server a moment after its routes are there.
+const membersAppear = 5 * time.Second
+
 // CreateStream creates a stream; with AllReplicas it has as many replicas as the cluster allows, up to three.
 func (b *Bus) CreateStream(ctx context.Context, cfg jetstream.StreamConfig) (jetstream.Stream, error) {
+	appear, cancel := context.WithTimeout(ctx, membersAppear)
+	defer cancel()
 	return b.tryReplicas(cfg, 1, func(cfg jetstream.StreamConfig) (jetstream.Stream, error) {
-		return b.JetStream().CreateStream(ctx, cfg)
+		for {
+			s, err := b.JetStream().CreateStream(ctx, cfg)
+			m := b.Member()
+			if m == nil || len(m.Peers()) < mostReplicas-1 || !HasServerCode(err, codeNoSuitablePeers) || Sleep(appear, membersPoll) != nil {
+				return s, err
+			}
+		}
 	})
 }
 

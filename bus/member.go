@@ -154,8 +154,12 @@ func (m *Member) HandOver(stream string) error {
 	return nil
 }
 
-// Formed reports whether the cluster has a leader, and so takes requests.
-func (m *Member) Formed() bool { return m.srv.JetStreamIsCurrent() && m.leader() != "" }
+// Formed reports whether the cluster takes requests: it has a leader, and has seen all of its members, now or before they were lost. A cluster that
+// began without one of them would create its streams with fewer replicas.
+func (m *Member) Formed() bool {
+	meta := m.meta()
+	return m.srv.JetStreamIsCurrent() && meta.Leader != "" && len(meta.Peers)+1 >= meta.Size
+}
 
 // metaGroup is the raft group of the cluster's own state.
 const metaGroup = "_meta_"
@@ -170,8 +174,6 @@ func (m *Member) meta() server.RaftzGroup {
 	}
 	return server.RaftzGroup{}
 }
-
-func (m *Member) leader() string { return m.meta().Leader }
 
 // Peer is another member as this one sees it.
 type Peer struct {
