@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"strconv"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -111,31 +112,67 @@ func (b *Bus) sendChunk(ctx context.Context, subject string, chunk []byte) error
 
 // restoredConfig is the configuration of a stream for this server: replicas need a cluster, and one that may have replicas must sync its writes
 // as the server does.
-func (b *Bus) restoredConfig(config json.RawMessage) (json.RawMessage, error) {
+func (b *Bus) restoredConfig(config json.RawMessage, replicas int) (json.RawMessage, error) {
 	fields := map[string]json.RawMessage{}
 	if err := json.Unmarshal(config, &fields); err != nil {
 		return nil, err
 	}
 	if b.Clustered() {
 		delete(fields, "persist_mode")
-	} else {
-		fields["num_replicas"] = json.RawMessage("1")
 	}
+	fields["num_replicas"] = json.RawMessage(strconv.Itoa(replicas))
 	return json.Marshal(fields)
+}
+
+// askRestore asks for the restore of a stream, with as many replicas as the cluster allows, up to three: replicas that are added to a stream
+// of one, as that of a head alone, have elected a leader among themselves that had nothing yet.
+func (b *Bus) askRestore(ctx context.Context, snapshot StreamSnapshot) (answer snapshotAnswer, err error) {
+	_, err = b.tryReplicas(jetstream.StreamConfig{Replicas: AllReplicas}, 1, func(cfg jetstream.StreamConfig) (jetstream.Stream, error) {
+		config, err := b.restoredConfig(snapshot.Config, cfg.Replicas)
+		if err != nil {
+			return nil, err
+		}
+		request, err := json.Marshal(map[string]json.RawMessage{"config": config, "state": snapshot.State})
+		if err != nil {
+			return nil, err
+		}
+		answer, err = b.askJetStream(ctx, "$JS.API.STREAM.RESTORE."+snapshot.Name, request)
+		return nil, err
+	})
+	return answer, err
+}
+
+// awaitRestored returns when every replica of a stream has what was restored, which its leader alone has before: an election in between may
+// lose it, and is an error.
+func (b *Bus) awaitRestored(ctx context.Context, snapshot StreamSnapshot) error {
+	var wanted jetstream.StreamState
+	if err := json.Unmarshal(snapshot.State, &wanted); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, snapshotWait)
+	defer cancel()
+	return Retry(ctx, Backoff{First: 5 * time.Millisecond, Most: 100 * time.Millisecond}, func() error {
+		s, err := b.JetStream().Stream(ctx, snapshot.Name)
+		if err != nil {
+			return err
+		}
+		info := s.CachedInfo()
+		usage := StreamUsage{Replicas: info.Config.Replicas}
+		usage.readReplicas(info.Cluster)
+		if info.State.LastSeq < wanted.LastSeq {
+			return Errorf(CodeUnavailable, "it has messages up to %d of %d", info.State.LastSeq, wanted.LastSeq)
+		}
+		if usage.Replicas > 1 && (usage.Leaderless() || usage.Current() < usage.Replicas) {
+			return Errorf(CodeUnavailable, "%d of %d replicas have it", usage.Current(), usage.Replicas)
+		}
+		return nil
+	})
 }
 
 // RestoreStream creates a stream from a snapshot. The stream must not exist. It has the sequences of the snapshot.
 func (b *Bus) RestoreStream(ctx context.Context, snapshot StreamSnapshot, r io.Reader) error {
 	fail := func(err error) error { return Errorf(CodeUnavailable, "restore stream %s: %w", snapshot.Name, err) }
-	config, err := b.restoredConfig(snapshot.Config)
-	if err != nil {
-		return fail(err)
-	}
-	request, err := json.Marshal(map[string]json.RawMessage{"config": config, "state": snapshot.State})
-	if err != nil {
-		return fail(err)
-	}
-	answer, err := b.askJetStream(ctx, "$JS.API.STREAM.RESTORE."+snapshot.Name, request)
+	answer, err := b.askRestore(ctx, snapshot)
 	if err != nil {
 		return fail(err)
 	}
@@ -155,6 +192,9 @@ func (b *Bus) RestoreStream(ctx context.Context, snapshot StreamSnapshot, r io.R
 		}
 	}
 	if err := b.sendChunk(ctx, answer.Deliver, nil); err != nil { // an empty chunk ends the restore
+		return fail(err)
+	}
+	if err := b.awaitRestored(ctx, snapshot); err != nil {
 		return fail(err)
 	}
 	return nil

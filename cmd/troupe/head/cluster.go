@@ -409,6 +409,10 @@ func (c command) awaitRestored(ctx context.Context, b *bus.Bus, backup string) e
 		if err == nil {
 			err = restoreStreams(ctx, b, backup, manifest, true) // what an attempt before this one has left goes
 		}
+		if errors.Is(err, bus.ErrUnavailable) { // a leader of the cluster has changed meanwhile, for instance
+			c.Warnf("troupe: the backup is restored again: %v\n", err)
+			return err
+		}
 		return bus.Permanent(err)
 	})
 }
