@@ -115,7 +115,7 @@ func (c Config) validate() error {
 func (r Rules) check() error {
 	var errs []error
 	for namespace, quota := range r.Quotas {
-		if err := bus.CheckName("namespace", namespace); err != nil {
+		if err := bus.CheckName("namespace", namespace); err != nil && namespace != planner.AnyNamespace {
 			errs = append(errs, err)
 		}
 		if quota < 0 {

@@ -149,7 +149,7 @@ func TestRulesOutliveTheLeader(t *testing.T) {
 	first := s.service(placement.Config{})
 	op, c := s.client(""), s.client("small")
 	s.ready(op, 1)
-	rules := placement.Rules{Policy: planner.Policy{Quotas: map[string]placement.Share{"small": placement.Wholes(2)}}, Grace: time.Second}
+	rules := placement.Rules{Policy: planner.Policy{Quotas: map[string]placement.Share{"small": placement.Wholes(2), "*": placement.Wholes(1)}}, Grace: time.Second}
 	require.NoError(t, op.SetRules(t.Context(), rules))
 	a, err := c.Reserve(t.Context(), gang("a", 1, 2))
 	require.NoError(t, err)
@@ -169,6 +169,14 @@ func TestRulesOutliveTheLeader(t *testing.T) {
 	require.NoError(t, c.Release(t.Context(), "a", a.Token), "the token holds over the change of leaders")
 	_, err = c.TryReserve(t.Context(), gang("b", 1, 1))
 	require.NoError(t, err)
+	for _, namespace := range []string{"other", "third"} { // each has the quota of the namespaces that have none
+		_, err = s.client(namespace).TryReserve(t.Context(), gang(namespace+"-large", 1, 2))
+		require.ErrorIs(t, err, placement.ErrNeverFits)
+		require.ErrorAs(t, err, &over)
+		require.Equal(t, namespace, over.Namespace)
+		_, err = s.client(namespace).TryReserve(t.Context(), gang(namespace, 1, 1))
+		require.NoError(t, err)
+	}
 }
 
 // The holder is notified before an eviction, and its devices are granted only after verification.

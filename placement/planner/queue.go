@@ -21,7 +21,7 @@ type Queued struct {
 
 // Policy configures Schedule. The zero value means no quotas and no preemption.
 type Policy struct {
-	// Quotas is the maximum of devices by namespace. Namespaces without an entry are not limited.
+	// Quotas is the maximum of devices by namespace. A namespace without an entry has that of AnyNamespace, and without one is not limited.
 	Quotas map[string]Share `json:"quotas,omitempty" msgpack:"quotas,omitempty"`
 
 	// Preempt allows the head of the queue to preempt reservations of lower priority.
@@ -33,6 +33,9 @@ type Policy struct {
 }
 
 const defaultBackfillDepth = 128
+
+// AnyNamespace in Policy.Quotas stands for each namespace without an entry of its own. It is no name of a namespace.
+const AnyNamespace = "*"
 
 // WithDefaults returns p with the values that stand for its zero fields.
 func (p Policy) WithDefaults() Policy {
@@ -66,6 +69,9 @@ func sortQueue(queue []Queued) []Queued {
 // overQuota returns an error if granting r would exceed the quota of its namespace; nil otherwise.
 func (p Policy) overQuota(r *Request, held Share) *QuotaError {
 	quota, limited := p.Quotas[r.Namespace]
+	if !limited {
+		quota, limited = p.Quotas[AnyNamespace]
+	}
 	asked := r.Devices()
 	if !limited || asked == 0 || held+asked <= quota {
 		return nil

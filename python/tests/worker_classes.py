@@ -3,8 +3,10 @@
 import asyncio
 import concurrent.futures
 import ctypes
+import json
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -458,3 +460,38 @@ class AsyncDeferred:
 
         self.pool = ThreadPoolExecutor(1)
         return self.pool.submit(lambda: "from a thread")
+
+
+class Hostile(BasicWorker):
+    """A worker that speaks to the server past the library, with what it was given."""
+
+    def attack(self):
+        """Subjects that it publishes to and subscribes to, and those of them that the server refuses."""
+        with open("/proc/self/environ") as environ:
+            mine = dict(entry.partition("=")[::2] for entry in environ.read().split("\0"))
+        with open(mine["TROUPE_ASSIGNMENT"]) as file:
+            given = json.load(file)
+        assert "token_file" not in given and "creds_file" not in given
+        others = ["troupe.@nodes.do.x", "troupe.@nodes.end", "troupe.other.role.one.all", "troupe.@events.other"]
+        others += [
+            "$JS.API.STREAM.DELETE.KV_troupe_registry",
+            "$KV.troupe_registry.x",
+            "$SYS.REQ.SERVER.PING",
+            "_INBOX.x",
+        ]
+        host, port = given["urls"][0].rpartition("/")[2].split(":")
+        with socket.create_connection((host, int(port)), 60) as connection, connection.makefile("rwb") as stream:
+            stream.readline()
+            hello = {"auth_token": given["token"], "verbose": False, "lang": "bare", "version": "0"}
+            lines = ["CONNECT " + json.dumps(hello), "PING"]
+            for i, subject in enumerate(others):
+                lines += [f"PUB {subject} 0", "", f"SUB {subject} {i}"]
+            stream.write("\r\n".join([*lines, "PING", ""]).encode())
+            stream.flush()
+            refused = pongs = 0
+            while pongs < 2:
+                line = stream.readline()
+                assert line, "the connection has ended"
+                refused += line.startswith(b"-ERR 'Permissions Violation")
+                pongs += line.startswith(b"PONG")
+        return [2 * len(others), refused]

@@ -29,9 +29,10 @@ func newRules(c command) *cobra.Command {
 		Short: "Show or change how the queue is served",
 		Long: `Rules prints the rules of the queue. Flags change the rules that they name; changes outlive the head.
 
-A quota is the largest number of devices that a namespace may hold; NAMESPACE=none removes it. Preemption is off by default. It
+A quota is the largest number of devices that a namespace may hold; NAMESPACE=none removes it. The namespace * stands for each that has
+no quota of its own. Preemption is off by default. It
 lets the first request of the queue preempt reservations of lower priority, whose holders have --grace to release them.`,
-		Example: "  troupe rules\n  troupe rules --quota team-a=16,team-b=8\n  troupe rules --preempt --grace 2m",
+		Example: "  troupe rules\n  troupe rules --quota team-a=16,team-b=8\n  troupe rules --quota '*=8'\n  troupe rules --preempt --grace 2m",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			changed, err := f.check(cmd)
@@ -41,7 +42,7 @@ lets the first request of the queue preempt reservations of lower priority, whos
 			return c.rules(cmd.Context(), changed)
 		},
 	}
-	cmd.Flags().StringSliceVar(&f.quotas, "quota", nil, "the most devices of a namespace, NAMESPACE=N or NAMESPACE=none")
+	cmd.Flags().StringSliceVar(&f.quotas, "quota", nil, "the most devices of a namespace, NAMESPACE=N or NAMESPACE=none; * is each without a quota of its own")
 	cmd.Flags().BoolVar(&f.preempt, "preempt", false, "let the first request of the queue preempt lower priorities")
 	cmd.Flags().DurationVar(&f.grace, "grace", 0, "time for a preempted holder to release (default 30s)")
 	cmd.Flags().IntVar(&f.backfill, "backfill-depth", 0, "requests behind the first that are tried each time; -1 for none (default 128)")
@@ -125,7 +126,11 @@ func (c command) showRules(r placement.Rules) error {
 		c.Printf("quotas: none\n")
 	}
 	for _, namespace := range slices.Sorted(maps.Keys(r.Quotas)) {
-		c.Printf("quota of %s: %s devices\n", namespace, r.Quotas[namespace])
+		name := namespace
+		if name == planner.AnyNamespace {
+			name = "each other namespace"
+		}
+		c.Printf("quota of %s: %s devices\n", name, r.Quotas[namespace])
 	}
 	return nil
 }
