@@ -49,6 +49,7 @@ func lifeRecord(rec registry.RoleRecord) life.Record {
 	case registry.RoleFailed:
 		out.State, out.Why = life.Unworkable, rec.Failure()
 	}
+	out.Epoch = rec.Epoch
 	if rec.Restart != nil {
 		out.Restarting, out.RestartGen = rec.Restart.Ranks, rec.Restart.Gen
 	}
@@ -125,6 +126,8 @@ func (p *performer) perform(a life.Action) {
 		p.c.sizer.applyMesh(p.c.Record())
 	case life.ExpectBeats:
 		p.c.liveness.expectAll()
+	case life.Publish:
+		p.c.members.publish()
 	case life.Recover:
 		episode, _ := p.c.life.recovers(0)
 		p.c.rt.spawn(func() { p.c.recovery.runRecovery(episode) })

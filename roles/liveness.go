@@ -62,6 +62,14 @@ func (l *liveness) subscribe() error {
 		}
 		l.subs = append(l.subs, sub)
 	}
+	if l.cluster.origin == created && l.cluster.Record().Process {
+		sub, err := l.cluster.rt.bus.Subscribe(ownerSubject(to), l.cluster.members.serve)
+		if err != nil {
+			l.stop()
+			return err
+		}
+		l.subs = append(l.subs, sub)
+	}
 	return nil
 }
 
@@ -119,6 +127,9 @@ func (l *liveness) run() {
 			heard := min(last.Sub(listening), last.Sub(since))
 			if heard >= rt.cfg.LostAfter {
 				l.probeSilent(slices.Sorted(maps.Keys(l.silent(last, evidence.WorkerSuspect))))
+			}
+			if after := rt.cfg.LostAfter; heard >= min(after, l.cluster.stallAfter(after)) {
+				l.cluster.members.watchStalls(last)
 			}
 			for rank, silence := range l.silent(last, rt.cfg.LostAfter) {
 				l.judge(rank, evidence.Signs{Silence: silence, Heard: heard})

@@ -24,8 +24,9 @@ const (
 
 	eventRestart  = "role_restarting"
 	eventResize   = "role_resized"
-	eventClaimed  = "role_claimed"  // the registry had lost the record of a role that runs
-	eventOrphaned = "role_orphaned" // a role or reservation ends because its driver is dead
+	eventStalled  = "worker_stalled" // Details: stacks
+	eventClaimed  = "role_claimed"   // the registry had lost the record of a role that runs
+	eventOrphaned = "role_orphaned"  // a role or reservation ends because its driver is dead
 
 	eventUnclaimed = "process_unclaimed" // a process ends that no role claims
 )
@@ -231,11 +232,15 @@ func (o *outputs) endOutput(ctx context.Context) {
 
 // emit publishes an event of a role of processes.
 func (o *outputs) emit(kind string, rank *int, node, text string) {
+	o.emitDetails(kind, rank, node, text, nil)
+}
+
+func (o *outputs) emitDetails(kind string, rank *int, node, text string, details map[string]string) {
 	rec := o.c.Record()
 	if !rec.Process || o.c.origin == opened || o.c.origin == attached {
 		return
 	}
-	e := nodes.Event{Kind: kind, Namespace: rec.Namespace, Role: rec.Name, Rank: rank, Node: node, Text: text}
+	e := nodes.Event{Kind: kind, Namespace: rec.Namespace, Role: rec.Name, Rank: rank, Node: node, Text: text, Details: details}
 	if err := nodes.Emit(o.c.rt.bus, e); err != nil {
 		o.c.rt.log.Debug("roles: publishing an event failed", "role", o.c.Name(), "error", err)
 	}

@@ -83,6 +83,9 @@ type Process struct {
 	// imports: a lost worker then has a new process at once. They hold no devices. Command must understand nodes.SpareEnv, as Main and
 	// Python's workers do; with RankEnv there are none.
 	Spares int
+	// StallAfter replaces a worker that runs one call for longer than that while the others wait, or whose process is stopped, if the
+	// policy replaces workers; its stacks are stored with the event worker_stalled. Zero: none; the minimum is two seconds.
+	StallAfter time.Duration
 }
 
 // Policy is the reaction to the failure of a worker; the role's record has it too.
@@ -195,6 +198,9 @@ func (p *Process) check(role string, world int) error {
 	}
 	if p.Spares < 0 || p.Spares > maxSpares {
 		bad("Spares %d must be from 0 to %d", p.Spares, maxSpares)
+	}
+	if p.StallAfter != 0 && p.StallAfter < minLostAfter {
+		bad("StallAfter %v must be 0, or at least %v, because workers beat once a second", p.StallAfter, minLostAfter)
 	}
 	if p.PlaceTimeout < 0 || p.Backoff < 0 || p.MaxBackoff < 0 || p.Restarts < 0 {
 		bad("PlaceTimeout %v, Backoff %v, MaxBackoff %v and Restarts %d must not be negative", p.PlaceTimeout, p.Backoff, p.MaxBackoff, p.Restarts)

@@ -3,6 +3,7 @@ package roles
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"troupe/bus"
@@ -35,33 +36,34 @@ func (c *Cluster) RankChanges(ctx context.Context) <-chan RankChange {
 	return ch
 }
 
+// rankStates is the state of every rank, and channels that are closed at the next change.
+func rankStates(c *Cluster) (now []RankChange, changedCh, gateCh <-chan struct{}) {
+	ranks, changedCh := c.life.ranks()
+	away, gateCh := c.gate.Away()
+	over, world := c.life.isOver(), c.WorldSize()
+	for rank, b := range ranks {
+		change := RankChange{Rank: rank, Gen: b.Gen, State: RankReady}
+		switch {
+		case over || rank >= world:
+			change.State = RankRemoved
+		case b.State.Over() && c.life.replaces():
+			change.State = RankRestarting
+		case b.State.Over():
+			change.State = RankLost
+		case slices.Contains(away, rank):
+			change.State = RankRestarting
+		}
+		now = append(now, change)
+	}
+	return now, changedCh, gateCh
+}
+
 func sendRankChanges(ctx context.Context, c *Cluster, ch chan<- RankChange) {
 	defer close(ch)
 	sent := map[int]RankChange{}
 	for {
-		ranks, changedCh := c.life.ranks()
-		away, gateCh := c.gate.Away()
-		over, world := c.life.isOver(), c.WorldSize()
-		now := map[int]RankChange{}
-		for rank, b := range ranks {
-			change := RankChange{Rank: rank, Gen: b.Gen, State: RankReady}
-			switch {
-			case over || rank >= world:
-				change.State = RankRemoved
-			case b.State.Over() && c.life.replaces():
-				change.State = RankRestarting
-			case b.State.Over():
-				change.State = RankLost
-			}
-			now[rank] = change
-		}
-		for _, rank := range away {
-			if change, ok := now[rank]; ok && change.State == RankReady {
-				change.State = RankRestarting
-				now[rank] = change
-			}
-		}
-		for rank := range len(ranks) {
+		now, changedCh, gateCh := rankStates(c)
+		for rank := range now {
 			last, known := sent[rank]
 			if last == now[rank] || !known && now[rank].State == RankRemoved {
 				continue
@@ -75,7 +77,7 @@ func sendRankChanges(ctx context.Context, c *Cluster, ch chan<- RankChange) {
 				return
 			}
 		}
-		if over {
+		if c.life.isOver() && !slices.ContainsFunc(now, func(r RankChange) bool { return r.State != RankRemoved }) {
 			return
 		}
 		select {

@@ -195,7 +195,7 @@ func (m *recovery) ownerAlive(rec registry.RoleRecord) bool {
 // beginRestart writes into the record that this process restarts the ranks. The first writer wins.
 func (m *recovery) beginRestart(rec registry.RoleRecord, lost []loss, first loss, params *startParams) error {
 	avoid := m.nodesToAvoid(rec, lost)
-	counts := slices.ContainsFunc(lost, func(l loss) bool { return !l.Evicted })
+	counts := slices.ContainsFunc(lost, func(l loss) bool { return !l.Evicted && !l.Asked })
 	before := uint32(0)
 	if rec.Restart != nil {
 		before = rec.Restart.Gen
@@ -307,7 +307,9 @@ func (m *recovery) performRestart(params *startParams, lost []loss) (err error) 
 		then = "the role is " + r.Outcome()
 	}
 	for _, l := range lost {
-		m.reportFailure(l, then)
+		if !l.Asked {
+			m.reportFailure(l, then)
+		}
 	}
 	m.c.output.emit(eventRestart, nil, "", fmt.Sprintf("ranks %v, %s: %s", r.Ranks, r.Progress(), r.Why))
 	if r.N > 0 {
@@ -365,6 +367,7 @@ func (m *recovery) finishRestart(ctx context.Context, gen uint32) error {
 			return errSuperseded
 		}
 		unused = r.DropUnusedReservations()
+		r.NextEpoch(fmt.Sprintf("ranks %v %s: %s", r.Restart.Ranks, r.Restart.Outcome(), r.Restart.Why))
 		r.State, r.Since, r.Restart, r.Replaced = registry.RoleReady, time.Now().UTC(), nil, nil
 		return nil
 	})

@@ -354,7 +354,7 @@ func (rt *Runtime) prepare(ctx context.Context, spec Spec) (p preparedRole, err 
 		return p, err
 	}
 	p.rec = registry.RoleRecord{
-		Namespace: rt.cfg.Namespace, Name: spec.Name, Incarnation: bus.NewID(), Class: spec.Class, World: mesh.World(), Mesh: mesh,
+		Namespace: rt.cfg.Namespace, Name: spec.Name, Incarnation: bus.NewID(), Class: spec.Class, World: mesh.World(), Mesh: mesh, Epoch: 1, Change: "created",
 		Ordered: spec.Ordered, Detached: spec.Detached, Open: class.Open, Methods: class.Methods, DeviceTensors: class.DeviceTensors,
 		State: registry.RoleStarting, Since: time.Now().UTC(), Owner: rt.ep.Session(), By: rt.cfg.Name, Lease: rt.cfg.Lease, Run: rt.driver,
 	}
@@ -557,7 +557,7 @@ func (rt *Runtime) Attach(ctx context.Context, name string) (*Cluster, error) {
 // newCluster makes a cluster and starts to monitor its role.
 func (rt *Runtime) newCluster(rec registry.RoleRecord, tie origin, spec Spec) (*Cluster, error) {
 	c := &Cluster{rt: rt, origin: tie, spec: spec, to: rec.Address()}
-	c.performer, c.starter.c, c.workforce.c, c.sizer.c, c.replayer.c, c.output.c = performer{c}, c, c, c, c, c
+	c.performer, c.starter.c, c.workforce.c, c.sizer.c, c.replayer.c, c.output.c, c.members.c = performer{c}, c, c, c, c, c, c
 	c.record.rt, c.record.to, c.record.rec, c.record.claims = rt, c.to, rec, c.claims
 	c.recovery.c, c.recovery.wakeCh = c, make(chan struct{}, 1)
 	c.ender = ender{c: c, destroyCh: make(chan struct{}, 1)}
@@ -566,6 +566,7 @@ func (rt *Runtime) newCluster(rec registry.RoleRecord, tie origin, spec Spec) (*
 	c.life = newLifecycle(cfg, &c.performer)
 	c.liveness = newLiveness(c)
 	c.gate.SentFunc = c.life.repeat
+	c.members.begin(rec.Epoch)
 	c.sizer.applyMesh(rec)
 	if err := c.liveness.subscribe(); err != nil {
 		return nil, err

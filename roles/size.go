@@ -36,10 +36,18 @@ func (z *sizer) applyMesh(rec registry.RoleRecord) {
 // Resize gives a role of processes so many replicas, by adding or removing the last ones; a replica has the ranks of one
 // data-parallel index. No call fails because of it, in whichever process it is made: ranks that are added have been called with the
 // last arguments of the methods declared Replay before they take calls, and ranks that are removed finish their calls first, for as
-// long as ctx permits. It waits while workers are being restarted, and returns when the size is the wanted one.
+// long as ctx permits. It waits while workers are being restarted, and returns when the size is the wanted one. The driver that
+// created the role does it; others ask that driver.
 func (c *Cluster) Resize(ctx context.Context, replicas int) error {
+	return c.settled(ctx, func() error {
+		return c.sizer.resizeTo(ctx, "", func(rec registry.RoleRecord) int { return replicas * rec.Mesh.TP * rec.Mesh.CP * rec.Mesh.PP })
+	})
+}
+
+// settled repeats do while workers are being restarted.
+func (c *Cluster) settled(ctx context.Context, do func() error) error {
 	for {
-		err := c.sizer.resizeTo(ctx, func(rec registry.RoleRecord) int { return replicas * rec.Mesh.TP * rec.Mesh.CP * rec.Mesh.PP })
+		err := do()
 		_, recovers := c.life.recovers(0)
 		if !errors.Is(err, errRestarting) && !(recovers && errors.Is(err, bus.ErrConflict)) {
 			return err
@@ -52,7 +60,7 @@ func (c *Cluster) Resize(ctx context.Context, replicas int) error {
 
 // Grow adds n workers to a role of processes, as Resize does.
 func (c *Cluster) Grow(ctx context.Context, n int) error {
-	return c.sizer.resizeTo(ctx, func(rec registry.RoleRecord) int { return rec.World + n })
+	return c.sizer.resizeTo(ctx, "", func(rec registry.RoleRecord) int { return rec.World + n })
 }
 
 // Shrink stops the last n workers of a role of processes, as Resize does.
@@ -60,11 +68,14 @@ func (c *Cluster) Shrink(ctx context.Context, n int) error {
 	if n <= 0 {
 		return bus.Errorf(bus.CodeInvalid, "role %s: shrink by %d workers: the number must be positive", c.Name(), n)
 	}
-	return c.sizer.resizeTo(ctx, func(rec registry.RoleRecord) int { return rec.World - n })
+	return c.sizer.resizeTo(ctx, "", func(rec registry.RoleRecord) int { return rec.World - n })
 }
 
 // resizeTo gives the role another size; one caller at a time.
-func (z *sizer) resizeTo(ctx context.Context, size func(registry.RoleRecord) int) error {
+func (z *sizer) resizeTo(ctx context.Context, why string, size func(registry.RoleRecord) int) error {
+	if rec := z.c.Record(); rec.Process && z.c.origin != created {
+		return z.c.members.ask(ctx, ownerRequest{World: size(rec), Reason: why})
+	}
 	if err := z.c.ender.lockDestroy(ctx); err != nil {
 		return err
 	}
@@ -76,13 +87,25 @@ func (z *sizer) resizeTo(ctx context.Context, size func(registry.RoleRecord) int
 	case err != nil || n == 0:
 		return err
 	case n > 0:
-		return z.grow(ctx, n, mesh)
+		return z.grow(ctx, n, mesh, why)
 	}
-	return z.shrink(ctx, mesh)
+	return z.shrink(ctx, mesh, why)
+}
+
+// sized is the cause of an epoch that begins with another size.
+func sized(mesh dispatch.Mesh, why string) string {
+	return fmt.Sprintf("resized to %d replicas%s", mesh.DP, because(why))
+}
+
+func because(why string) string {
+	if why == "" {
+		return ""
+	}
+	return ": " + why
 }
 
 // grow adds n workers, with a reservation of their own, as the last ranks. Other processes are told of the new size.
-func (z *sizer) grow(ctx context.Context, n int, mesh dispatch.Mesh) error {
+func (z *sizer) grow(ctx context.Context, n int, mesh dispatch.Mesh, why string) error {
 	c := z.c
 	ctx, cancel := context.WithTimeout(ctx, c.spec.StartTimeout)
 	defer cancel()
@@ -110,7 +133,7 @@ func (z *sizer) grow(ctx context.Context, n int, mesh dispatch.Mesh) error {
 		err = c.replayer.replayOnAdded(ctx, ranks, replayPasses)
 	}
 	if err == nil {
-		err = c.record.edit(ctx, func(r *registry.RoleRecord) { r.World, r.Mesh = rec.World, mesh })
+		err = c.record.edit(ctx, func(r *registry.RoleRecord) { r.World, r.Mesh = rec.World, mesh; r.NextEpoch(sized(mesh, why)) })
 	}
 	if err != nil {
 		z.removeFrom(context.WithoutCancel(ctx), first)
@@ -119,22 +142,25 @@ func (z *sizer) grow(ctx context.Context, n int, mesh dispatch.Mesh) error {
 	z.resize(c.Record())
 	c.liveness.expectAll()
 	z.announceSize(ranks)
-	c.output.emit(eventResize, nil, "", fmt.Sprintf("%d workers, %d more", rec.World, n))
+	c.output.emit(eventResize, nil, "", fmt.Sprintf("%d workers, %d more%s", rec.World, n, because(why)))
 	c.replayer.replayLate(ranks) // calls that ended after the others were repeated
 	return nil
 }
 
 // shrink removes the last ranks, to the size of the mesh.
-func (z *sizer) shrink(ctx context.Context, mesh dispatch.Mesh) error {
+func (z *sizer) shrink(ctx context.Context, mesh dispatch.Mesh, why string) error {
 	c := z.c
-	if err := c.record.edit(ctx, func(r *registry.RoleRecord) { r.World, r.Mesh = mesh.World(), mesh }); err != nil {
+	if err := c.record.edit(ctx, func(r *registry.RoleRecord) {
+		r.World, r.Mesh = mesh.World(), mesh
+		r.NextEpoch(sized(mesh, why))
+	}); err != nil {
 		return err
 	}
 	rec := c.Record()
 	z.resize(rec) // no new call goes to the removed ranks
 	leaving := rec.PlacedRanks()[rec.World:]
 	z.announceSize(leaving)
-	c.output.emit(eventResize, nil, "", fmt.Sprintf("%d workers, %d fewer", rec.World, len(leaving)))
+	c.output.emit(eventResize, nil, "", fmt.Sprintf("%d workers, %d fewer%s", rec.World, len(leaving), because(why)))
 	z.drain(ctx, leaving)
 	for _, rank := range leaving {
 		c.life.feed(life.Event{Kind: life.Remove, Rank: rank})
@@ -226,8 +252,6 @@ func (z *sizer) resized(n int) (dispatch.Mesh, error) {
 	switch {
 	case !rec.Process:
 		return refuse("its workers are goroutines of its driver's process")
-	case z.c.origin != created:
-		return refuse("another driver created it, and has the start parameters of its workers")
 	case rec.State == registry.RoleRestarting:
 		return rec.Mesh, bus.Errorf(bus.CodeRefused, "role %s cannot be resized: %w; wait until it is ready", z.c.Name(), errRestarting)
 	case rec.Ordered:
@@ -319,5 +343,5 @@ func (z *sizer) removeFrom(ctx context.Context, first int) {
 // resize applies a new size that this process has written.
 func (z *sizer) resize(rec registry.RoleRecord) {
 	z.applyMesh(rec)
-	z.c.life.feed(life.Event{Kind: life.Resize, World: rec.World})
+	z.c.life.feed(life.Event{Kind: life.Resize, World: rec.World, Epoch: rec.Epoch})
 }

@@ -47,6 +47,8 @@ type request struct {
 
 	Ranks    []int   `msgpack:"ranks"`
 	Replicas int     `msgpack:"replicas"`
+	Epoch    uint64  `msgpack:"epoch"`
+	Reason   string  `msgpack:"reason"`
 	Timeout  float64 `msgpack:"timeout"` // seconds; 0: none
 
 	Assignment string     `msgpack:"assignment"` // path of the file
@@ -150,6 +152,9 @@ func init() {
 		"interrupt":    (*core).interrupt,       // cluster, ranks → the ranks with the names of their interrupted methods
 		"wait_ready":   (*core).waitReady,       // cluster, timeout → nil: waits until no worker is being restarted
 		"resize":       (*core).resize,          // cluster, replicas, timeout → nil: grows or shrinks the role
+		"members":      (*core).members,         // cluster → epoch, cause and ranks
+		"changed":      (*core).changed,         // cluster, epoch, timeout → the same, of a later epoch
+		"replace":      (*core).replace,         // cluster, ranks (one), reason, timeout → nil: gives the rank another process
 		"worker_open":  (*core).workerOpen,      // assignment → its content
 		"worker_start": (*core).workerStart,     // → nil: starts the worker
 		"worker_fail":  (*core).workerFail,      // error → nil: reports that the worker cannot start
@@ -582,6 +587,34 @@ func (c *core) resize(ctx context.Context, r *request) (any, error) {
 	ctx, cancel := r.within(ctx)
 	defer cancel()
 	return nil, cl.Resize(ctx, r.Replicas)
+}
+
+func (c *core) members(ctx context.Context, r *request) (any, error) {
+	cl, err := c.cluster(r.Cluster)
+	if err != nil {
+		return nil, err
+	}
+	return cl.Members(ctx)
+}
+
+func (c *core) changed(ctx context.Context, r *request) (any, error) {
+	cl, err := c.cluster(r.Cluster)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := r.within(ctx)
+	defer cancel()
+	return cl.Changed(ctx, r.Epoch)
+}
+
+func (c *core) replace(ctx context.Context, r *request) (any, error) {
+	cl, err := c.cluster(r.Cluster)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := r.within(ctx)
+	defer cancel()
+	return nil, cl.Replace(ctx, r.Ranks[0], r.Reason)
 }
 
 // within is the context for the timeout of a request, if it has one.

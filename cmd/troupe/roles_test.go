@@ -50,6 +50,22 @@ func TestOneRole(t *testing.T) {
 	require.Contains(t, u.output("roles"), "no roles")
 }
 
+// An operator resizes a role of another driver, and replaces one of its ranks.
+func TestResizeAndReplace(t *testing.T) {
+	u := newShell(t)
+	u.up()
+	u.runs(four, roles.Spec{Name: "pool", World: 1, Process: &roles.Process{Command: roles.Self(), Policy: roles.RestartRank}})
+	require.Contains(t, u.output("resize", "pool", "2"), "role pool has 2 workers in epoch 2: resized to 2 replicas: asked for by ")
+	var now roles.Membership
+	require.NoError(t, json.Unmarshal([]byte(u.output("replace", "pool/1", "--reason", "a test", "--json")), &now))
+	require.Equal(t, uint64(3), now.Epoch)
+	require.Contains(t, now.Cause, "a test, asked for by ")
+	require.Equal(t, []uint32{0, 2}, []uint32{now.Members[0].Gen, now.Members[1].Gen})
+	require.Contains(t, u.fails(1, "resize", "four", "3"), "goroutines")
+	require.Contains(t, u.fails(1, "replace", "four/1"), "goroutines")
+	require.Contains(t, u.fails(2, "resize", "pool", "0"), "REPLICAS")
+}
+
 // A named namespace is the only one that a command sees. Without a name, a role is found in the namespace that has it, except by destroy.
 func TestNamespaces(t *testing.T) {
 	u := newShell(t)

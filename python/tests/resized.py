@@ -1,5 +1,6 @@
 """Workers of roles that are resized."""
 
+import os
 import threading
 import time
 
@@ -34,6 +35,10 @@ class Pool(troupe.Worker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def who(self):
         return self.rank
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def pid(self):
+        return os.getpid()
 
     def slow(self, seconds):
         time.sleep(seconds)

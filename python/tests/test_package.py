@@ -28,6 +28,7 @@ PUBLIC = {
     "InvalidError",
     "Item",
     "MalformedError",
+    "MembershipChanged",
     "NoSpaceError",
     "NotFoundError",
     "OutcomeUnknownError",

@@ -1,6 +1,9 @@
 """Roles that are resized while several threads and another role call them."""
 
 import asyncio
+import os
+import queue
+import signal
 import threading
 import time
 
@@ -69,3 +72,44 @@ def test_a_role_is_resized_in_an_event_loop(session):
 
     with troupe.Cluster("pool", resized.Pool, worker_config=WorkerConfig(world_size=1)) as pool:
         assert asyncio.run(resize(pool)) == 2
+
+
+def test_members_and_changes(session):
+    config = WorkerConfig(world_size=2, policy="restart_rank", stop_grace=0.2)
+    with troupe.Cluster("pool", resized.Pool, worker_config=config) as pool:
+        pool.load(7)
+        first = pool.members()
+        assert [m.pid for m in first.members] == pool.pid() and first.epoch == 1
+        assert [[m.rank for m in replica] for replica in first.replicas] == [[0], [1]]
+        changes = queue.Queue()
+        pool.on_change(changes.put)
+        pool.resize(3)
+        assert [m.rank for m in changes.get(timeout=60).came] == [2]
+        slow = pool.workers[1].slow.remote(60)
+        while not pool.health()[1]["busy"]:
+            time.sleep(0.01)
+        pool.replace(1, "a test")
+        with pytest.raises(troupe.MembershipChanged, match="a test") as caught:
+            slow.result(60)
+        assert caught.value.left == caught.value.came == [1]
+        change = changes.get(timeout=60)
+        assert [m.rank for m in change.left] == [1] and change.now.members[1].pid not in [m.pid for m in first.members]
+        assert asyncio.run(_later(pool, change.now.epoch - 1)) == change.now
+        assert resized.check(pool) == []
+
+
+async def _later(pool, epoch):
+    return await pool.changed(epoch)
+
+
+def test_a_stopped_rank_is_replaced(session):
+    config = WorkerConfig(world_size=2, policy="restart_rank", spares=1, stall_after=2)
+    with troupe.Cluster("pool", resized.Pool, worker_config=config) as pool:
+        pool.load(7)
+        before = pool.members()
+        os.kill(before.members[1].pid, signal.SIGSTOP)
+        after = pool.changed(before.epoch).result(60)
+        assert "stalls" in after.cause and after.members[0] == before.members[0]
+        assert resized.check(pool) == []
+        with pytest.raises(troupe.InvalidError, match="StallAfter"):
+            troupe.Cluster("other", resized.Pool, worker_config=WorkerConfig(world_size=1, stall_after=0.5))

@@ -27,6 +27,7 @@ from . import (
     _errors,
     _introspection,
     _launch,
+    _members,
     _progress,
     _reference,
     _session,
@@ -709,6 +710,42 @@ class Cluster(_introspection.PublicNames, _codec.Walked, Generic[W]):
         await self
         await self._asked_size(replicas, timeout)
         self._learn_size()
+
+    def members(self) -> _members.Membership:
+        """Returns the epoch of the role, its replicas in order, and the node, process, state and generation of each
+        rank."""
+        self._await_start()
+        return _members.read(self._core.ask("members", cluster=self._open()._id).get(_INSPECT_TIMEOUT))
+
+    def changed(self, epoch: int, *, timeout: float | None = None) -> Asked:
+        """Returns a future of the first membership with a later epoch, for `await cluster.changed(epoch)` or
+        `.result(timeout)`."""
+        self._await_start()
+        epoch, timeout = _check.integer("epoch", epoch, 0), _check.seconds("timeout", timeout) or 0.0
+        return Asked(self._core, "changed", read=_members.read, cluster=self._open()._id, epoch=epoch, timeout=timeout)
+
+    def on_change(self, callback: Callable[[_members.MembershipChange], object]) -> Callable[[], None]:
+        """Calls callback(change) with each new membership, on a dedicated thread. Several changes may become one while
+        the callback runs. Returns a function that removes the callback."""
+        return _members.watch(self, self.members(), callback)
+
+    def replace(self, rank: int, reason: str = "", *, timeout: float | None = None) -> None:
+        """Gives a rank another process: it finishes its calls within the stop_grace of the role and is killed; calls
+        wait until the next process has the methods declared replay=True. A call that it still runs then raises
+        MembershipChanged. Needs the policy restart_rank or restart_role; the budget of restarts does not count it."""
+        _core.warn_in_serving_loop("`await cluster.areplace(…)`")
+        self._await_start()
+        self._asked_process(rank, reason, timeout).now()
+
+    async def areplace(self, rank: int, reason: str = "", *, timeout: float | None = None) -> None:
+        """Replaces a rank as replace does, in an event loop."""
+        await self
+        await self._asked_process(rank, reason, timeout)
+
+    def _asked_process(self, rank: int, reason: str, timeout: float | None) -> Asked:
+        ranks, timeout = [_check.integer("rank", rank)], _check.seconds("timeout", timeout) or 0.0
+        reason = _check.text("reason", reason)
+        return Asked(self._core, "replace", cluster=self._open()._id, ranks=ranks, reason=reason, timeout=timeout)
 
     def _asked_size(self, replicas: int, timeout: float | None) -> Asked:
         replicas = _check.integer("replicas", replicas, 1)

@@ -38,6 +38,7 @@ class WorkerConfig:
         policy: str = "",
         restarts: int = 0,
         spares: int = 0,
+        stall_after: float = 0.0,
         late_rendezvous: bool = False,
         own_variables: bool = False,
         warm: Sequence[str] | None = None,
@@ -73,6 +74,7 @@ class WorkerConfig:
         self.policy = policy
         self.restarts = restarts
         self.spares = spares
+        self.stall_after = stall_after
         self.late_rendezvous = late_rendezvous
         self.own_variables = own_variables
         self.warm = warm
@@ -95,7 +97,7 @@ def check(config: object) -> None:
     for name, lower in least.items():
         if (value := setting(config, name, None)) is not None:
             _check.integer(name, value, lower)
-    for name in ("start_timeout", "stop_grace"):
+    for name in ("start_timeout", "stop_grace", "stall_after"):
         _check.number(name, setting(config, name, 0.0), unit="seconds")
     for name in ("ordered", "detached", "late_rendezvous", "own_variables"):
         _check.flag(name, setting(config, name, False))

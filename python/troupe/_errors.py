@@ -250,6 +250,21 @@ class WorkerLostError(Error):
     code = "worker_lost"
 
 
+class MembershipChanged(WorkerLostError):
+    """A rank that ran the call was replaced, on request or because it stalled. The call may have run, and is not made
+    again."""
+
+    @property
+    def left(self) -> list[int]:
+        """The ranks whose processes have left the role."""
+        return [int(rank) for rank in self.details.get("left", "").split(",") if rank]
+
+    @property
+    def came(self) -> list[int]:
+        """The ranks that get another process, with the next generation: the same ones."""
+        return self.left
+
+
 class OutcomeUnknownError(Error):
     code = "outcome_unknown"
 
@@ -315,6 +330,8 @@ _CLASSES: dict[str, type[Error]] = {
 def from_wire(fields: dict[str, Any]) -> Error:
     """Creates the exception for an error in wire format."""
     cls = _CLASSES.get(fields.get("code", ""), InternalError)
+    if cls is WorkerLostError and "left" in (fields.get("details") or {}):
+        cls = MembershipChanged
     error = cls(
         fields.get("message", ""),
         role=fields.get("role", ""),

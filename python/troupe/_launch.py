@@ -154,6 +154,7 @@ def spec(
         "policy": str(get(config, "policy", "")),
         "restarts": int(get(config, "restarts", 0)),
         "spares": int(get(config, "spares", 0)),
+        "stall_after": float(get(config, "stall_after", 0)),
         "output": str(get(config, "output", "")),
     }
     if isinstance(manager, BundleOf):

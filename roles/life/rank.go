@@ -22,6 +22,8 @@ type Rank struct {
 	Gen   uint32 // generation of its worker
 	Held  bool   // calls to it wait
 	Loss  Loss   // why its worker has ended
+
+	Retired bool // it is to be replaced, and finishes its calls
 }
 
 // Loss is the end of a worker.
@@ -29,6 +31,7 @@ type Loss struct {
 	Why     error
 	Killed  bool // on request, by SIGKILL: no answer of it is in transit
 	Evicted bool // an operator stopped it, and it cannot be started on its node again
+	Asked   bool // its replacement was asked for: it does not count as a failure
 	Guessed bool // concluded from silence: neither the worker nor its agent reported it
 }
 

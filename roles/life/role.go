@@ -48,6 +48,7 @@ type Config struct {
 	Policy    Policy
 	World     int
 	Gens      []uint32 // of the placed ranks, also beyond World
+	Epoch     uint64   // of the membership
 }
 
 // End is why a role takes no calls any more: the first reason, which stays.
@@ -100,12 +101,13 @@ const (
 	// What this process did, or asks for, about the ranks.
 	Expect // a worker of Rank and Gen is to be started
 	Remove // Rank is no longer in the role
-	Resize // the role has World ranks
+	Resize // the role has World ranks, in an Epoch
+	Retire // the worker of Rank is to be replaced: it gets no new calls from this process
 )
 
 // What happened to a role.
 const (
-	Started       Kind = iota + Resize + 1
+	Started       Kind = iota + Retire + 1
 	NotStarted         // the start has failed: Why
 	WorkerLost         // Rank is Lost; from the table of ranks, or repeated after Check
 	WorkerStopped      // Rank is Stopped, likewise
@@ -127,6 +129,7 @@ type Event struct {
 	Gen    uint32
 	Loss   Loss
 	World  int
+	Epoch  uint64
 	Record Record
 	Why    error
 	Final  bool
@@ -148,6 +151,7 @@ const (
 	Check                   // read the record, and report it and then the same end of Rank, Gen again
 	Reshape                 // apply the size of the record
 	ExpectBeats             // silence of ranks counts from now on
+	Publish                 // tell those who wait that the membership has another epoch
 	Recover                 // read the record, and report it, until the state is neither Recovering nor Restarting
 	Wake                    // read it at once
 	Restart                 // replace the lost workers of Ranks, then report Read, Deferred or GaveUp
@@ -249,6 +253,12 @@ func (r *Role) Handle(e Event) []Action {
 		r.grow(e.World)
 		r.cfg.World = e.World
 		r.version++
+		r.publish(e.Epoch)
+	case e.Kind == Retire:
+		if k := &r.ranks[e.Rank]; r.state == Serving && e.Gen == k.Gen && !k.State.Over() {
+			k.Retired = true
+			r.hold(Action{Kind: HoldCalls, Ranks: []int{e.Rank}, Loss: e.Loss})
+		}
 	default:
 		r.apply(e)
 	}

@@ -223,11 +223,20 @@ func (r *Role) read(rec Record) {
 	case rec.State == Settled && len(away) == 0:
 		r.become(Serving)
 		r.do(Action{Kind: ExpectBeats})
+		r.publish(rec.Epoch)
 	case rec.Turn:
 		r.become(Restarting)
 		r.do(Action{Kind: Restart, Ranks: r.LostRanks()})
 	default:
 		r.recover()
+	}
+}
+
+// publish announces an epoch that is newer than the last.
+func (r *Role) publish(epoch uint64) {
+	if epoch > r.cfg.Epoch {
+		r.cfg.Epoch = epoch
+		r.do(Action{Kind: Publish})
 	}
 }
 
@@ -299,8 +308,9 @@ func (r *Role) hold(a Action) {
 // send sends the calls that wait, except those to some ranks.
 func (r *Role) send(except map[int]bool) {
 	var held []int
-	for rank := range r.ranks {
-		if r.setHeld(rank, except[rank]); except[rank] {
+	for rank, k := range r.ranks {
+		stays := except[rank] || k.Retired && !k.State.Over()
+		if r.setHeld(rank, stays); stays {
 			held = append(held, rank)
 		}
 	}

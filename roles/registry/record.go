@@ -47,7 +47,9 @@ type RoleRecord struct {
 	Reservations []ReservationRef `json:"reservations,omitempty"` // reservations of the workers
 	Master       string           `json:"master,omitempty"`       // address of rank 0: HOST:PORT
 	Policy       Policy           `json:"policy,omitempty"`
-	Generations  uint32           `json:"gens,omitempty"` // generations of workers after the first
+	Generations  uint32           `json:"gens,omitempty"`   // generations of workers after the first
+	Epoch        uint64           `json:"epoch,omitempty"`  // of the membership: grows when ranks have been added, removed or replaced
+	Change       string           `json:"change,omitempty"` // why the epoch began
 
 	Restarts   int              `json:"restarts,omitempty"`    // restarts so far
 	Recent     []RecentRestart  `json:"recent,omitempty"`      // the latest restarts, which count against the maximum
@@ -158,6 +160,9 @@ func (r RoleRecord) NeedsMonitor(driverLives bool) bool {
 func (r RoleRecord) Failure() *bus.Error {
 	return bus.Errorf(bus.CodeWorkerLost, "role %s failed at %s: %s", r.Name, r.Since.Format(time.RFC3339), r.Cause)
 }
+
+// NextEpoch begins an epoch of the membership.
+func (r *RoleRecord) NextEpoch(why string) { r.Epoch, r.Change = r.Epoch+1, why }
 
 // WorkerID is the current process of a rank.
 func (r RoleRecord) WorkerID(rank int) nodes.WorkerID {

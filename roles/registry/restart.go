@@ -3,6 +3,7 @@ package registry
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"time"
 
 	"troupe/actors"
@@ -51,7 +52,10 @@ type RecentRestart struct {
 
 // Progress describes a restart in progress.
 func (r *Restart) Progress() string {
-	if r.N == 0 {
+	switch {
+	case r.N == 0 && len(r.Avoid) == 0:
+		return "being replaced"
+	case r.N == 0:
 		return "moved to another node"
 	}
 	return fmt.Sprintf("restarting (%d of %d)", r.N, r.Of)
@@ -59,15 +63,26 @@ func (r *Restart) Progress() string {
 
 // Outcome describes a completed restart.
 func (r *Restart) Outcome() string {
-	if r.N == 0 {
+	switch {
+	case r.N == 0 && len(r.Avoid) == 0:
+		return "replaced"
+	case r.N == 0:
 		return "moved to another node"
 	}
 	return fmt.Sprintf("restarted (%d of %d)", r.N, r.Of)
 }
 
+// DetailLeft is a detail of the error of a call that a rank was running when it was replaced on request: the rank. Python's
+// MembershipChanged has it.
+const DetailLeft = "left"
+
 // CallError is the error of calls to a restarting rank.
 func (r *Restart) CallError(rank int) *bus.Error {
-	return bus.Errorf(bus.CodeWorkerLost, "rank %d is %s: %s", rank, r.Progress(), r.Why)
+	e := bus.Errorf(bus.CodeWorkerLost, "rank %d is %s: %s", rank, r.Progress(), r.Why)
+	if r.N == 0 && len(r.Avoid) == 0 {
+		e.Details = map[string]string{DetailLeft: strconv.Itoa(rank)}
+	}
+	return e
 }
 
 // ReplacedWorker is a replaced worker process.

@@ -1,4 +1,4 @@
-// Package workers is the commands that act on the workers of a role: call, logs, stacks, interrupt, debug, timeline and destroy.
+// Package workers is the commands that act on the workers of a role: call, logs, stacks, interrupt, debug, timeline, resize, replace and destroy.
 package workers
 
 import (
@@ -13,5 +13,5 @@ type command struct{ *cli.CLI }
 // Commands are the commands of this package.
 func Commands(base *cli.CLI) []*cobra.Command {
 	c := command{base}
-	return []*cobra.Command{newCall(c), newLogs(c), newStacks(c), newInterrupt(c), newDebug(c), newTimeline(c), newDestroy(c)}
+	return []*cobra.Command{newCall(c), newLogs(c), newStacks(c), newInterrupt(c), newDebug(c), newTimeline(c), newResize(c), newReplace(c), newDestroy(c)}
 }
