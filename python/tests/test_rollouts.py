@@ -1,5 +1,8 @@
 """Rollouts: groups of samples that train once, workers that take turns, and what dies in between."""
 
+import time
+import uuid
+
 import numpy as np
 import pytest
 
@@ -126,3 +129,39 @@ def test_mistakes_are_told(rollouts, session):
     r.close()
     with pytest.raises(troupe.ClosedError):
         r.put("p")
+
+
+def test_turns_follow_the_weights(rollouts):
+    w = troupe.weights(f"policy-{uuid.uuid4().hex[:8]}")
+    with pytest.raises(troupe.InvalidError, match="max_lag"):
+        rollouts(siblings=1, max_lag=0)
+    r = rollouts(siblings=1, turns=2, weights=w.name, max_lag=1)
+    trained, used = np.zeros(4, "f4"), np.zeros(4, "f4")
+    w.bind({"x": trained}, use="publish")
+    w.bind({"x": used}, use="take")
+
+    def publish(step):
+        trained[:] = step
+        version = w.publish(step)
+        end = time.monotonic() + 60
+        while version not in w.available():
+            assert time.monotonic() < end
+
+    publish(1)
+    r.put("p")
+    sample = r.take(timeout=60)
+    assert used[0] == 1, "it had no version, so it took the newest before the sample"
+    publish(2)
+    for turn in sample:
+        if turn.index == 1:
+            publish(3)
+            assert w.commit(w.stage()).step == 3, "in the middle of a turn"
+        turn.finish(tokens=[used[0]])
+    assert sample.versions == [1, 1], "a turn is of the weights with which it began"
+    (group,) = r.batch(1, timeout=60)
+    assert group.version == 1 and r.stats()["version"] == 3, "nobody has called set_version"
+    for step, newest in ((4, 3), (5, 5)):
+        publish(step)
+        r.put("q")
+        make_sample(r.take(timeout=60))
+        assert used[0] == newest, "one version behind is near enough, two are not"

@@ -7,7 +7,7 @@ import json
 from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
-from . import _check, _codec, _errors, _session
+from . import _check, _codec, _errors, _session, _weights
 from ._future import Asked
 from ._pipeline import Held, settle
 
@@ -21,14 +21,17 @@ class Turn:
 
     def __init__(self, sample: Sample, index: int) -> None:
         self.sample, self.index = sample, index
+        self._made_by = sample._rollouts._committed()  # now: a commit may come before the turn is finished
 
     def finish(self, *, last: bool = False, version: float | None = None, **fields: object) -> bool:
         """Stores the fields of the turn, such as tokens and logprobs. When it returns they are on disk, and the turn is
         never made again. Returns False if they were dropped, because another worker makes the sample by now.
 
         - last: no turn follows.
-        - version: of the weights that made it; omitted: the current version when the sample was taken.
+        - version: of the weights that made it; omitted: what this process had committed of weights= when the turn
+          began, without weights= the current version when the sample was taken.
         """
+        version = self._made_by if version is None else version
         return self.sample._finish(self.index, last, version, fields)
 
 
@@ -186,6 +189,10 @@ class Rollouts(Held):
     - timeout: seconds for one turn; then the sample goes to another worker.
     - stale: drops a complete group whose oldest part is more than so much behind the current version.
     - replicas: number of servers of a NATS cluster that store the data.
+    - weights: a name of troupe.weights. Turns are marked with the step that this process has committed of it, and the
+      current version follows what is published: nobody has to call set_version.
+    - max_lag: with weights=, versions that this process may be behind. A take that finds it further behind, or without
+      any version, first stages and commits the newest one.
 
     Methods block until they are done; in an event loop, call them in threads (asyncio.to_thread).
     """
@@ -204,6 +211,8 @@ class Rollouts(Held):
         timeout: float | None = None,
         stale: float | None = None,
         replicas: int = 1,
+        weights: str | None = None,
+        max_lag: int | None = None,
     ) -> None:
         if isinstance(fields, str):
             raise _errors.InvalidError(f"fields={fields!r} is a string; give a list of names")
@@ -219,20 +228,40 @@ class Rollouts(Held):
             "stale": float(stale or 0.0),
             "replicas": replicas,
         }
-        self._connect(name, "rollouts_open", request)
+        self._connect(name, "rollouts_open", request, weights, max_lag)
 
-    def _connect(self, name: str, op: str, request: Mapping[str, object]) -> None:
+    def _connect(
+        self, name: str, op: str, request: Mapping[str, object], weights: str | None, max_lag: int | None
+    ) -> None:
+        if max_lag is not None and (weights is None or _check.integer("max_lag", max_lag) < 0):
+            raise _errors.InvalidError(f"max_lag={max_lag}: give a number of versions from 0, and weights=, their name")
         session = _session.current()
         self.name = name
+        self._weights = None if weights is None else _weights.weights(weights)
+        self._max_lag, self._told = max_lag, float("-inf")
         self._codec = _codec.Codec(why_not=_WHY_NOT, handles=True)
         self._open(session, Asked(session.core, op, runtime=session.id, name=_session._who(), rollouts=request))
 
     @classmethod
-    def attach(cls, name: str) -> Rollouts:
-        """Returns rollouts that another process runs, now or later: requests wait for it."""
+    def attach(cls, name: str, *, weights: str | None = None, max_lag: int | None = None) -> Rollouts:
+        """Returns rollouts that another process runs, now or later: requests wait for it. weights and max_lag are of
+        this process, as for Rollouts."""
         rollouts = cls.__new__(cls)
-        rollouts._connect(name, "rollouts_attach", {"name": name})
+        rollouts._connect(name, "rollouts_attach", {"name": name}, weights, max_lag)
         return rollouts
+
+    def _committed(self) -> float | None:
+        version = None if self._weights is None else self._weights.version
+        return None if version is None else float(version.step)
+
+    def _follow(self, take: bool) -> None:
+        """Tells the engine of the newest version of the weights, and takes it if this process is too far behind."""
+        if (w := self._weights) is None or not (available := w.available()):
+            return
+        if take and self._max_lag is not None and (w.version is None or w.lag > self._max_lag):
+            w.commit(w.stage())
+        if (step := float(available[-1].step)) > self._told:
+            self.set_version(step)
 
     @staticmethod
     def remove(name: str) -> None:
@@ -282,6 +311,7 @@ class Rollouts(Held):
 
     def take(self, timeout: float | None = None) -> Sample | None:
         """Waits for a sample to make. Returns None if there is none in time."""
+        self._follow(take=True)
         got = self._verb("take", timeout=_check.seconds("timeout", timeout))
         return Sample(self, got["samples"][0], got["held"]) if got["held"] else None
 
@@ -308,6 +338,7 @@ class Rollouts(Held):
     def batch(self, groups: int = 1, timeout: float | None = None) -> RolloutBatch | None:
         """Waits for so many complete groups, and gives each to one trainer. Returns None if there are too few in
         time."""
+        self._follow(take=False)
         got = self._verb("batch", count=groups, timeout=_check.seconds("timeout", timeout))
         return RolloutBatch(self, got) if got["held"] else None
 
@@ -319,6 +350,7 @@ class Rollouts(Held):
     def set_version(self, version: float) -> None:
         """Sets the current version of the weights. It can only grow."""
         self._verb("version", version=float(version))
+        self._told = max(self._told, float(version))
 
     def stats(self) -> dict[str, object]:
         """Returns the state: put, open, complete, loaned, trained and stale groups; free, held and unscored samples;
