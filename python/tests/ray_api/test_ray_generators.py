@@ -454,3 +454,28 @@ def test_what_a_generator_cannot_do(session, actor):
     with pytest.raises(NotImplementedError):
         generator.close()
     assert ray.get(generator) is generator
+
+
+def test_references_before_their_values():
+    @ray.remote
+    def fails():
+        yield 1
+        raise KeyError("second")
+
+    bulk = module("_private.worker")._wait_generators_bulk
+    generator = count.remote(3)
+    first = generator._get_next_ref_n(2)
+    assert ray.get(first) == [0, 1] and generator._get_next_ref_n(2) == first, "it takes none"
+    generator._consume_next_ref_n(2)
+    assert ray.get(next(generator)) == 2
+    failing = fails.remote()
+    [(ready, refs)] = bulk([(failing, [True, False, False])], timeout=60)
+    assert ready is failing and ray.get(refs[0]) == 1
+    with pytest.raises(KeyError):
+        ray.get(refs[1])
+    with pytest.raises(exceptions.ObjectRefStreamEndOfStreamError):
+        ray.get(refs[2])
+    waiting = count.remote(1)
+    assert bulk([(generator, [True]), (waiting, [True])], num_return=2, timeout=60)[1][0] is waiting
+    with pytest.raises(TypeError):
+        bulk([(generator, True)])

@@ -97,7 +97,34 @@ class Stream(Entry):
         with self._lock:  # a consumer that comes from now on finds the stream done
             beyond = [e for position, e in self._objects.items() if position >= self._end]
         for entry in beyond:
+            self._set_beyond(entry)
+
+    def _set_beyond(self, entry: Entry) -> None:
+        """Sets an object that does not come any more."""
+        if self.kind == ERROR:
+            entry.set(ERROR, self.body)
+        else:
             entry.set(ERROR, _end_of_stream(), ())
+
+    def peek(self, count: int) -> list[ObjectRef]:
+        """Returns the next objects, also those that are not there yet."""
+        with self._lock:
+            entries = [self._at(self._taken + i) for i in range(count)]
+            over = entries[max(self._end - self._taken, 0) :] if self._done and self._end is not None else ()
+        for entry in over:
+            if not entry._done:
+                self._set_beyond(entry)
+        return [ObjectRef(entry) for entry in entries]
+
+    def consume(self, count: int) -> None:
+        """Goes on behind objects that were peeked at."""
+        with self._lock:
+            if not self._at(self._taken + count - 1)._done:
+                raise ValueError(f"not all of the next {count} objects of the generator are ready")
+            for position in range(self._taken, self._taken + count):
+                self._objects.pop(position, None)
+            self._taken += count
+        self._go_on()
 
     def head(self) -> Entry:
         """Returns the next object. It is also done, with an error, if there is none."""
@@ -118,12 +145,17 @@ class Stream(Entry):
             entry = self._at(self._taken)
             del self._objects[self._taken]
             self._taken += 1
-            ready = [a for count, a in self._answers if count - self._taken < self._limit]
-            self._answers = [(count, a) for count, a in self._answers if count - self._taken >= self._limit]
+        self._go_on()
+        return ObjectRef(entry)
+
+    def _go_on(self) -> None:
+        """Answers the messages that have waited for what was taken."""
+        with self._lock:
             taken = self._taken
+            ready = [a for count, a in self._answers if count - taken < self._limit]
+            self._answers = [(count, a) for count, a in self._answers if count - taken >= self._limit]
         for answer in ready:
             answer.set_result(taken)
-        return ObjectRef(entry)
 
     def is_over(self) -> bool:
         """Returns whether everything was taken."""
@@ -188,6 +220,16 @@ class ObjectRefGenerator:
     def is_finished(self) -> bool:
         """Returns whether the generator has ended and all references were taken."""
         return self._stream.is_over()
+
+    def _get_next_ref_n(self, count: int) -> list[ObjectRef]:
+        """Returns the next references without taking them, also those whose values are not there yet."""
+        if count < 1:
+            raise ValueError(f"the number of references {count} must be positive")
+        return self._stream.peek(count)
+
+    def _consume_next_ref_n(self, count: int) -> None:
+        """Takes the next references, which must be ready."""
+        self._stream.consume(count)
 
     def _next_sync(self, timeout_s: float | None = None) -> ObjectRef:
         """Returns the next reference, or a nil one after the timeout; a negative one means none."""

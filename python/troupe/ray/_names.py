@@ -260,6 +260,7 @@ NAMES: dict[str, list[tuple[str, str, str]]] = {
         ("logger", SAME, ""),
         ("print_to_stdstream", SAME, ""),
         ("print_worker_logs", SAME, ""),
+        ("_wait_generators_bulk", SAME, ""),
     ],
     "ray._private.log_monitor": [
         ("LogMonitor", DIFFERENT, "finds no files: agents collect the output of workers"),

@@ -70,12 +70,13 @@ IMPORT_ONLY_MODULES = (
     "ray._private.runtime_env.context",
     "ray._private.runtime_env.packaging",
     "ray.experimental.internal_kv",
+    "ray.util.client",
+    "ray.util.client.ray_client_helpers",
 )
 IMPORT_ONLY = {
     "ray._private.accelerators": ("TPUAcceleratorManager",),
     "ray._private.client_mode_hook": ("enable_client_mode",),
     "ray._private.utils": ("DeferSigint",),
-    "ray._private.worker": ("_wait_generators_bulk",),
 }
 _OWN = __package__  # troupe.ray
 
@@ -147,7 +148,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if name.startswith(_OWN + "."):
             own, name = name, "ray" + name[len(_OWN) :]
             if name in IMPORT_ONLY_MODULES:
-                return importlib.machinery.ModuleSpec(own, self)
+                packages = {module.rpartition(".")[0] for module in IMPORT_ONLY_MODULES}
+                return importlib.machinery.ModuleSpec(own, self, is_package=name in packages)
         elif not name.startswith("ray.") or sys.modules.get("ray") is not sys.modules[_OWN]:
             return None
         if sys._getframe(2).f_code.co_name == "_find_and_load_unlocked":  # an import, by its caller in importlib

@@ -162,6 +162,37 @@ class _Count:
             wake()
 
 
+def wait_generators_bulk(
+    ray_generators: object, *, num_return: int = 1, timeout: float | None = None
+) -> list[tuple[ObjectRefGenerator, list[ObjectRef]]]:
+    """Waits until so many of the generators have all the next references that are asked of them, as
+    [(generator, [whether to fetch it, for each reference])]. Returns these generators with the references, which are
+    taken."""
+    if not isinstance(ray_generators, list):
+        raise TypeError(f"_wait_generators_bulk() expected a list of (generator, list[bool]), got {ray_generators!r}")
+    for pair in ray_generators:
+        if not (isinstance(pair, tuple) and len(pair) == 2):
+            raise TypeError(f"_wait_generators_bulk() expected (generator, list[bool]), got {pair!r}")
+        if not isinstance(pair[0], ObjectRefGenerator) or not isinstance(pair[1], list):
+            raise TypeError(f"_wait_generators_bulk() expected (ray.ObjectRefGenerator, list[bool]), got {pair!r}")
+        if not pair[1]:
+            raise ValueError("_wait_generators_bulk() expected a list[bool] that is not empty")
+    peeked = [(generator, generator._get_next_ref_n(len(fetch))) for generator, fetch in ray_generators]
+    ready = set(wait([refs[-1] for _, refs in peeked], num_returns=num_return, timeout=timeout)[0])
+    found = [(generator, refs) for generator, refs in peeked if refs[-1] in ready]
+    for generator, refs in found:
+        generator._consume_next_ref_n(len(refs))
+    fetched = [
+        ref
+        for (_, refs), (_, fetch) in zip(peeked, ray_generators, strict=True)
+        for ref, f in zip(refs, fetch, strict=True)
+        if f and refs[-1] in ready
+    ]
+    if fetched:
+        wait(fetched, num_returns=len(fetched))
+    return found
+
+
 def _await_some(state: _state.State, entries: list[Entry], count: int, deadline: float | None) -> None:
     counter = _Count(entries, count)
     try:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Generic, NoReturn, TextIO, TypeVar
 
-from .. import _objects, _state
+from .. import _objects, _state, _waiting
 from .._ids import ActorID, JobID, NodeID, PlacementGroupID
 from .._refused import import_only, refuse_attribute
 
@@ -16,6 +16,8 @@ logger = logging.getLogger("ray")
 SCRIPT_MODE, WORKER_MODE, RESTORE_WORKER_MODE, SPILL_WORKER_MODE, LOCAL_MODE = 0, 1, 3, 4, 2
 
 R = TypeVar("R")
+
+_wait_generators_bulk = _waiting.wait_generators_bulk
 
 
 class RemoteFunctionNoArgs(Generic[R]):
