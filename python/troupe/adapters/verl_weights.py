@@ -93,7 +93,7 @@ class TroupeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         if not self.is_master:
             return
         if not fits or seen != set(self._host):
-            self._host = {name: self._host[name] for name in seen}
+            self._host = {name: kept for name, kept in self._host.items() if name in seen}
             await self._weights.bind(self._host, use="publish", blocking=False)
         step, rank = self._step(global_steps), max(_session.current().own[2], 0)
         await self._weights.publish(step, self._mode, ranks=[rank], blocking=False)
