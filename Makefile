@@ -16,7 +16,7 @@ export CGO_CFLAGS ?= -O2 -Wno-deprecated-declarations
 .PHONY: help build demo test go-test race lint go-lint verify heavy fuzz soak clean version man release wheel
 .PHONY: python python-test python-test-core python-test-ray python-lint browser-test gpu-check
 .PHONY: bench bench-check bench-python bench-ray bench-output bench-device memory-python
-.PHONY: adapters-check adapters-measure
+.PHONY: adapters-check adapters-measure frameworks
 .PHONY: upgrade-check crash-model chaos one-book soak-pipeline soak-rollouts shm-faults placement-histories
 
 help: ## this list
@@ -142,6 +142,9 @@ adapters-check: ## frameworks' own tests with troupe.adapters and without: GITS 
 
 adapters-measure: ## calls by frameworks with troupe.adapters and without, in turns: GITS, PYTHON, FRAMEWORKS as above
 	@$(PYTHON) python/tests/upstream/check.py --measure --gits $(GITS) --python $(PYTHON) $(FRAMEWORKS)
+
+frameworks: ## programs and tests of frameworks on Ray and on troupe.ray, side by side: GITS, PYTHON as above, also with Ray (NAMES); `make python` first
+	@$(PYTHON) python/tests/upstream/frameworks.py --gits $(GITS) --python $(PYTHON) $(NAMES)
 
 SHM_ROUNDS ?= 200
 shm-faults: ## 200 rounds of processes killed, stopped and forked while large values are on their way (SHM_ROUNDS); `make python` first
