@@ -50,7 +50,7 @@ func TestTooLongSubjectIsRefused(t *testing.T) {
 	require.ErrorIs(t, b.PublishRequest("a", tooLong, nil), bus.ErrInvalid)
 	require.ErrorIs(t, b.PublishRequest(strings.Repeat("a", 2500), strings.Repeat("b", 2500), nil), bus.ErrInvalid)
 	require.ErrorIs(t, b.Publish("", nil), bus.ErrInvalid)
-	require.ErrorIs(t, b.Respond(&bus.Msg{Subject: "a", Reply: tooLong}, nil), bus.ErrInvalid)
+	require.ErrorIs(t, b.Respond(&bus.Msg{Subject: "a", Reply: "_INBOX." + tooLong}, nil), bus.ErrInvalid)
 	_, err := b.Request(waitFor(t), tooLong, nil)
 	require.ErrorIs(t, err, bus.ErrInvalid)
 	_, err = stream.Append(waitFor(t), b, []*bus.Msg{{Subject: tooLong}}, "id")
@@ -72,7 +72,7 @@ func TestLongReplySubject(t *testing.T) {
 	other, err := b.Dial(t.Context(), "other")
 	require.NoError(t, err)
 	defer other.Close()
-	require.NoError(t, other.Conn().PublishRequest("ask", strings.Repeat("r", 4096-len("ask  0")), nil))
+	require.NoError(t, other.Conn().PublishRequest("ask", "_INBOX."+strings.Repeat("r", 4096-len("ask _INBOX. 0")), nil))
 	require.NoError(t, other.Flush(waitFor(t)))
 	var answer string
 	require.NoError(t, other.Ask(waitFor(t), "ask", nil, &answer))
