@@ -85,10 +85,15 @@ func TestTimelineOfARestart(t *testing.T) {
 	var restarts []timeline.Event
 	for _, l := range tl.Lanes {
 		for _, e := range l.Events {
-			if e.Kind == "restart" && e.To == name {
-				require.Empty(t, l.Role)
-				restarts = append(restarts, e)
+			if e.Kind != "restart" || e.To != name {
+				continue
 			}
+			require.Empty(t, l.Role)
+			if e.ToRank < 0 {
+				require.Contains(t, e.Name, "epoch 2: ranks [1] restarted")
+				continue
+			}
+			restarts = append(restarts, e)
 		}
 	}
 	require.Len(t, restarts, 1)
