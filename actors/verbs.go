@@ -94,6 +94,7 @@ type Info struct {
 	Objects []string    `msgpack:"objects" json:"objects"`
 	Lanes   []LaneInfo  `msgpack:"lanes" json:"lanes"`
 	Calls   []CallState `msgpack:"calls" json:"calls"` // running and queued, oldest first; of each lane at most 100 queued ones
+	Done    uint64      `msgpack:"done" json:"done"`   // calls that have ended, without those of the runtime
 	// Methods are those of the class; Open says that others are accepted too.
 	Methods []MethodInfo `msgpack:"methods" json:"methods"`
 	Open    bool         `msgpack:"open,omitempty" json:"open,omitempty"`
@@ -146,7 +147,7 @@ func (w *Worker) info(context.Context, None) (Info, error) {
 	info := Info{
 		Role: w.spec.Address.Role, Class: w.class.Name, Rank: w.spec.Rank, World: w.spec.World, Gen: w.spec.Gen,
 		Node: w.host.cfg.Node, PID: os.Getpid(), Wire: wire.Major, Runtime: runtime.Version(), State: w.state,
-		Objects: slices.Sorted(maps.Keys(w.objects)), Lanes: []LaneInfo{}, Calls: []CallState{},
+		Objects: slices.Sorted(maps.Keys(w.objects)), Lanes: []LaneInfo{}, Calls: []CallState{}, Done: w.stats.done,
 		Methods: w.class.Methods, Open: w.class.Open, DeviceTensors: w.class.DeviceTensors,
 	}
 	calls := slices.Clone(w.active)
@@ -159,6 +160,11 @@ func (w *Worker) info(context.Context, None) (Info, error) {
 	for _, c := range calls {
 		if !c.binding.controlVerb {
 			info.Calls = append(info.Calls, c.stateNow())
+		}
+	}
+	for _, order := range w.orders { // they wait for calls that were lost
+		for early := range order.Buffered {
+			info.Calls = append(info.Calls, CallState{Method: early.header.Method, Caller: strings.ToValidUTF8(early.header.Caller, "\uFFFD"), For: time.Since(early.at)})
 		}
 	}
 	return info, nil

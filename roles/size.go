@@ -175,13 +175,13 @@ const (
 	drainQuiet = 250 * time.Millisecond // how long they must have had none: processes that have not been told may call them
 )
 
-// drain returns when ranks that leave have finished their calls, or ctx has ended.
+// drain returns when ranks that leave have finished their calls and get no new ones, or ctx has ended.
 func (z *sizer) drain(ctx context.Context, leaving []int) {
-	quietSince := time.Time{}
+	quietSince, before := time.Time{}, uint64(0)
 	for ctx.Err() == nil {
-		switch busy := z.busy(ctx, leaving); {
-		case busy:
-			quietSince = time.Time{}
+		switch busy, done := z.load(ctx, leaving); {
+		case busy || done != before:
+			quietSince, before = time.Time{}, done
 		case quietSince.IsZero():
 			quietSince = time.Now()
 		case time.Since(quietSince) > drainQuiet:
@@ -194,8 +194,8 @@ func (z *sizer) drain(ctx context.Context, leaving []int) {
 	}
 }
 
-// busy reports whether some of the ranks run calls, or have some in their queues. A lost one has none.
-func (z *sizer) busy(ctx context.Context, ranks []int) bool {
+// load reports whether some of the ranks run calls, or have some in their queues, and how many they have ended. A lost rank has none.
+func (z *sizer) load(ctx context.Context, ranks []int) (busy bool, done uint64) {
 	parts := make([]calls.Part, len(ranks))
 	for i, rank := range ranks {
 		parts[i] = calls.Part{Scope: calls.OneRank(rank), Ranks: []int{rank}}
@@ -204,22 +204,19 @@ func (z *sizer) busy(ctx context.Context, ranks []int) bool {
 		To: z.c.to, Method: actors.VerbInfo, Control: true, World: slices.Max(ranks) + 1, Parts: parts, Gens: z.c.life.generations(), Timeout: agentProbe,
 	})
 	if err != nil {
-		return false
+		return false, 0
 	}
 	<-g.Done() // ends with its timeout
 	for _, a := range g.Arrived() {
 		var info actors.Info
 		switch {
 		case errors.Is(a.Err, bus.ErrTimedOut):
-			return true
-		case a.Err != nil || wire.Unmarshal(a.Body, &info) != nil:
-			continue
-		}
-		if len(info.Calls) > 0 {
-			return true
+			busy = true
+		case a.Err == nil && wire.Unmarshal(a.Body, &info) == nil:
+			busy, done = busy || len(info.Calls) > 0, done+info.Done
 		}
 	}
-	return false
+	return busy, done
 }
 
 // announceSize makes other clusters of the role read the record, in this process and in others.
@@ -320,6 +317,10 @@ func (z *sizer) removeFrom(ctx context.Context, first int) {
 	ctx, cancel := context.WithTimeout(ctx, killGrace+agentTimeout+releaseTimeout)
 	defer cancel()
 	err := z.c.workforce.killProcesses(ctx, ranks, rec, killGrace)
+	for _, rank := range ranks {
+		gone := bus.Errorf(bus.CodeWorkerLost, "rank %d has left the role, and the time for its calls was over", rank)
+		z.c.rt.ep.Lost(z.c.to, rank, rec.Placements[rank].Gen, bus.AsError(gone))
+	}
 	held := 0
 	for _, s := range rec.Placements[:first] {
 		held = max(held, s.Reservation+1)

@@ -187,7 +187,7 @@ func (e *Endpoint) missing(f *wire.Frame) {
 			continue
 		case sequencer:
 			_ = g.sender.toSequencer(g, after, wire.RankSet{}) // the sequencer reports the gap again if this is lost
-		case g.expects(rank):
+		case g.expects(rank) && g.genOf(rank) == f.Header.Gen: // a call to an earlier worker of this rank would be ignored
 			g.sender.resendAfter(g, rank, after)
 		default:
 			continue
