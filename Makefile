@@ -64,7 +64,7 @@ $(VENV)/ready: python/pyproject.toml Makefile
 
 python: build $(VENV)/ready ## the Go core as a library, and .venv with the package and numpy
 	mkdir -p python/troupe/bin
-	$(GO) build -buildmode=c-shared -ldflags "-s -w -X main.version=$(VERSION)" -o $(LIB) ./cmd/libtroupe
+	$(GO) build -tags testhooks -buildmode=c-shared -ldflags "-s -w -X main.version=$(VERSION)" -o $(LIB) ./cmd/libtroupe
 	cp -f bin/troupe python/troupe/bin/troupe
 	$(VENV)/bin/python -m compileall -q python/troupe # as an installation does: a worker that starts should not have to
 

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"slices"
 	"sync"
@@ -17,24 +16,8 @@ import (
 	"troupe/dispatch/plan"
 )
 
-// callHead is the start of troupe_call's blob, little-endian: 40 bytes, the method, the object, the arguments that are
-// references (wire.AppendReferences), the references inside arguments of a replayed method, for each part of the plan uint64 length and uint64 address (0: the body is in the blob, after all these, in order), those bodies,
-// and where the call is made (see scopeOf).
-type callHead struct {
-	flags   uint32 // 0
-	parts   uint32 // 4
-	timeout int64  // 8: microseconds; 0: none
-	plan    uint32 // 16
-	need    uint32 // 20: number of successful answers that are enough; 0: all
-	method  uint32 // 24: length
-	object  uint32 // 28: length
-	args    uint32 // 32: length of the list of arguments that are references, after the object; 0: none is
-	inside  uint32 // 36: length of the list of references inside the arguments, for a method that is replayed
-}
-
+// Flags of a callHead.
 const (
-	callHeadSize = 40
-
 	callStreams    = 1 // report answers as they arrive
 	callNoCollect  = 2
 	callCollectAll = 4
@@ -45,38 +28,31 @@ const (
 	callOnDevice   = 128 // tensors of the answers may stay on their device
 )
 
-func parseHead(b []byte) (h callHead, rest []byte, ok bool) {
-	if len(b) < callHeadSize {
-		return h, nil, false
-	}
-	le := binary.LittleEndian
-	h = callHead{
-		flags: le.Uint32(b), parts: le.Uint32(b[4:]), timeout: int64(le.Uint64(b[8:])), plan: le.Uint32(b[16:]),
-		need: le.Uint32(b[20:]), method: le.Uint32(b[24:]), object: le.Uint32(b[28:]), args: le.Uint32(b[32:]), inside: le.Uint32(b[36:]),
-	}
-	rest = b[callHeadSize:]
-	return h, rest, uint64(h.method)+uint64(h.object)+uint64(h.args)+uint64(h.inside)+16*uint64(h.parts) <= uint64(len(rest))
-}
+// texts are the lengths of what follows a callHead, in its order.
+func (h callHead) texts() [4]uint32 { return [...]uint32{h.Method, h.Object, h.Args, h.Inside} }
 
 // bodies returns the bodies of the parts, the large ones among them, which belong to the call from now on even if it is
 // malformed, and what follows the bodies.
-func (c *core) bodies(table []byte, rest []byte, parts int) (all [][]byte, large outgoing, after []byte, ok bool) {
+func (c *core) bodies(rest []byte, parts int) (all [][]byte, large outgoing, after []byte, ok bool) {
 	all = make([][]byte, parts)
-	for i := range all {
-		n := binary.LittleEndian.Uint64(table[16*i:])
-		if at := binary.LittleEndian.Uint64(table[16*i+8:]); at != 0 {
-			if all[i] = c.memory.handOver(at, int(n)); all[i] == nil {
+	table := make([]callPart, parts)
+	for i := range table {
+		table[i], rest, _ = readRecord[callPart](rest)
+	}
+	for i, p := range table {
+		if p.Address != 0 {
+			if all[i] = c.memory.handOver(p.Address, int(p.Length)); all[i] == nil {
 				return nil, large, nil, false
 			}
-			if n > values.MaxInline {
+			if p.Length > values.MaxInline {
 				large = large.with(c.memory, parts, i, all[i])
 			}
 			continue
 		}
-		if n > uint64(len(rest)) {
+		if p.Length > uint64(len(rest)) {
 			return nil, large, nil, false
 		}
-		all[i], rest = rest[:n:n], rest[n:]
+		all[i], rest = rest[:p.Length:p.Length], rest[p.Length:]
 	}
 	return all, large, rest, true
 }
@@ -93,23 +69,26 @@ var errBlob = bus.Errorf(bus.CodeInvalid, "malformed call")
 
 // call makes a call. It returns an error only for a malformed request; other failures are completions.
 func (c *core) call(token, id uint64, blob []byte) error {
-	h, rest, ok := parseHead(blob)
-	if !ok {
+	h, rest, ok := readRecord[callHead](blob)
+	var texts [4][]byte
+	for i, n := range h.texts() {
+		if ok = ok && uint64(n) <= uint64(len(rest)); ok {
+			texts[i], rest = rest[:n], rest[n:]
+		}
+	}
+	if !ok || 16*uint64(h.Parts) > uint64(len(rest)) {
 		return errBlob
 	}
-	method, object := string(rest[:h.method]), string(rest[h.method:h.method+h.object])
-	rest = rest[h.method+h.object:]
-	arguments, err := readList(rest[:h.args])
+	method, object := string(texts[0]), string(texts[1])
+	arguments, err := readList(texts[2])
 	if err != nil {
 		return err
 	}
-	rest = rest[h.args:]
-	inside, err := readList(rest[:h.inside])
+	inside, err := readList(texts[3])
 	if err != nil {
 		return err
 	}
-	rest = rest[h.inside:]
-	bodies, large, scope, ok := c.bodies(rest[:16*h.parts], rest[16*h.parts:], int(h.parts))
+	bodies, large, scope, ok := c.bodies(rest, int(h.Parts))
 	if !ok {
 		large.freeAll()
 		return errBlob
@@ -118,14 +97,14 @@ func (c *core) call(token, id uint64, blob []byte) error {
 	var p *plan.Plan
 	var world int
 	if err == nil {
-		p, world, err = on.planOf(int(h.plan))
+		p, world, err = on.planOf(int(h.Plan))
 	}
-	r := &callReport{core: c, token: token, need: int(h.need), large: large, keep: h.flags&callKeep != 0}
+	r := &callReport{core: c, token: token, need: int(h.Need), large: large, keep: h.Flags&callKeep != 0}
 	if errors.Is(err, errResized) { // the caller plans again
 		large.freeAll()
 		return err
 	}
-	r.limits = limits{ctx: context.Background(), timeout: time.Duration(h.timeout) * time.Microsecond}
+	r.limits = limits{ctx: context.Background(), timeout: time.Duration(h.Timeout) * time.Microsecond}
 	if err == nil && method != actors.VerbInfo { // a timeout error describes what the ranks do, also after the deadline
 		r.limits, err = c.nested(scope, r.limits.timeout)
 	}
@@ -133,14 +112,14 @@ func (c *core) call(token, id uint64, blob []byte) error {
 		r.refused(err)
 		return nil
 	}
-	if h.flags&callNoCollect == 0 {
+	if h.Flags&callNoCollect == 0 {
 		r.collect = p.Collect
 	}
 	call := dispatch.Call{
-		Method: method, Object: object, Encoded: &dispatch.Encoded{Plan: p, World: world, Bodies: bodies}, Need: int(h.need),
-		Timeout: r.limits.timeout, NoCollect: h.flags&callNoCollect != 0,
-		CollectAll: h.flags&callCollectAll != 0, Control: h.flags&callControl != 0, NoWait: h.flags&callNoWait != 0,
-		OverFunc: r.over, Memory: c.memory, Keep: r.keep, Counted: true, Arguments: arguments, Inside: inside, OnDevice: h.flags&callOnDevice != 0,
+		Method: method, Object: object, Encoded: &dispatch.Encoded{Plan: p, World: world, Bodies: bodies}, Need: int(h.Need),
+		Timeout: r.limits.timeout, NoCollect: h.Flags&callNoCollect != 0,
+		CollectAll: h.Flags&callCollectAll != 0, Control: h.Flags&callControl != 0, NoWait: h.Flags&callNoWait != 0,
+		OverFunc: r.over, Memory: c.memory, Keep: r.keep, Counted: true, Arguments: arguments, Inside: inside, OnDevice: h.Flags&callOnDevice != 0,
 	}
 	r.refs = on.References()
 	if r.keep {
@@ -149,13 +128,13 @@ func (c *core) call(token, id uint64, blob []byte) error {
 	if large != nil {
 		call.Encoded.DoneFunc = large.free
 	}
-	if h.flags&callStreams != 0 {
+	if h.Flags&callStreams != 0 {
 		call.ArrivedFunc = r.arrived
 	}
 	var f *dispatch.Future
 	c.outbox.together(func() bool {
 		f, err = on.Go(c.scopeOf(r.limits.ctx, scope), call)
-		return h.flags&callMore == 0
+		return h.Flags&callMore == 0
 	})
 	if errors.Is(err, errResized) {
 		r.core.removeReport(r)

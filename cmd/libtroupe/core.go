@@ -149,7 +149,7 @@ func (c *core) cancel(token uint64) {
 }
 
 // ask executes a request in the background.
-func (c *core) ask(token uint64, request []byte) {
+func (c *core) ask(token uint64, op string, request []byte) {
 	ctx, cancel := context.WithCancel(context.Background())
 	c.begin(token, cancel)
 	finish := func(result any, err error) {
@@ -161,7 +161,7 @@ func (c *core) ask(token uint64, request []byte) {
 		}
 		c.report(token, resultOf(token, result, err))
 	}
-	spawn(func() { finish(c.answer(ctx, request)) }, func(err error) { finish(nil, bus.Errorf(bus.CodeInternal, "%w", err)) })
+	spawn(func() { finish(c.answer(ctx, op, request)) }, func(err error) { finish(nil, bus.Errorf(bus.CodeInternal, "%w", err)) })
 }
 
 func resultOf(token uint64, result any, err error) completion {

@@ -123,14 +123,16 @@ func worldOf(world, perRank, devices int) (int, error) {
 	return world, nil
 }
 
-func (c *core) create(ctx context.Context, r *request) (any, error) {
-	rt, err := c.runtime(r.Runtime)
-	if err != nil {
-		return nil, err
-	}
+type createRequest struct {
+	ofRuntime
+	Spec       specRequest `msgpack:"spec"`
+	Background bool        `msgpack:"background"` // do not wait for the workers
+}
+
+func (c *core) create(ctx context.Context, rt *roles.Runtime, r createRequest) (clusterInfo, error) {
 	spec, err := r.Spec.spec()
 	if err != nil {
-		return nil, err
+		return clusterInfo{}, err
 	}
 	create := rt.Create
 	if r.Background {
@@ -138,7 +140,7 @@ func (c *core) create(ctx context.Context, r *request) (any, error) {
 	}
 	cl, err := create(ctx, spec)
 	if err != nil {
-		return nil, err
+		return clusterInfo{}, err
 	}
 	return c.addCluster(cl)
 }
@@ -151,32 +153,22 @@ type startProgress struct {
 	Slowest *nodes.WorkerStacks `msgpack:"slowest"`
 }
 
-func (c *core) startProgress(ctx context.Context, r *request) (any, error) {
-	rt, err := c.runtime(r.Runtime)
-	if err != nil {
-		return nil, err
-	}
+func (c *core) startProgress(ctx context.Context, rt *roles.Runtime, r nameRequest) (startProgress, error) {
 	p := rt.StartProgress(ctx, r.Name)
 	return startProgress{Step: p.Step, World: p.World, Ready: p.Ready, Slowest: p.Slowest}, nil
 }
 
-// reserveRequest is a number of whole nodes with the same number of devices.
+// reserveRequest reserves whole nodes with the same number of devices, or bundles with a placement strategy.
 type reserveRequest struct {
-	Nodes   int     `msgpack:"nodes"`
-	Devices int     `msgpack:"devices"` // of each node
-	CPUs    float64 `msgpack:"cpus"`
-	Wait    float64 `msgpack:"wait"` // seconds to wait for capacity; 0: fail if it is not free now
+	ofRuntime
+	Holder  string  `msgpack:"holder"`
+	Nodes   int     `msgpack:"nodes,omitempty"`
+	Devices int     `msgpack:"devices,omitempty"` // of each node
+	Wait    float64 `msgpack:"wait"`              // seconds to wait for capacity; 0: fail if it is not free now
 
-	// Bundles are reserved instead of whole nodes, with a placement strategy and an id that names the reservation.
-	Bundles  []placement.Bundle `msgpack:"bundles"`
-	Strategy string             `msgpack:"strategy"`
-	ID       string             `msgpack:"id"`
-
-	// As in placement.Request.
-	AwaitNodes    bool   `msgpack:"await_nodes"`
-	Opportunistic bool   `msgpack:"opportunistic"`
-	Parent        string `msgpack:"parent"`
-	ParentBundle  int    `msgpack:"parent_bundle"`
+	Bundles  []placement.Bundle `msgpack:"bundles,omitempty"`
+	Strategy string             `msgpack:"strategy,omitempty"`
+	ID       string             `msgpack:"id,omitempty"` // names the reservation
 }
 
 type reserved struct {
@@ -193,23 +185,17 @@ type reserved struct {
 const minReserveWait = 2
 
 // reserve reserves nodes for the runtime, one bundle on each.
-func (c *core) reserve(ctx context.Context, r *request) (any, error) {
-	rt, err := c.runtime(r.Runtime)
-	if err != nil {
-		return nil, err
-	}
-	q := r.Reserve
+func (c *core) reserve(ctx context.Context, rt *roles.Runtime, q reserveRequest) (reserved, error) {
 	ctx, cancel := context.WithTimeout(ctx, seconds(max(q.Wait, minReserveWait)))
 	defer cancel()
-	want := placement.Request{ID: q.ID, Bundles: q.Bundles, Strategy: placement.Strategy(q.Strategy), Holder: r.Name,
-		AwaitNodes: q.AwaitNodes, Opportunistic: q.Opportunistic, Parent: q.Parent, ParentBundle: q.ParentBundle}
+	want := placement.Request{ID: q.ID, Bundles: q.Bundles, Strategy: placement.Strategy(q.Strategy), Holder: q.Holder}
 	if len(want.Bundles) == 0 {
 		want.Bundles = placement.Repeat(q.Nodes, placement.Bundle{Devices: placement.Wholes(q.Devices)})
 		want.Strategy = placement.StrictSpread
 	}
 	got, err := rt.Reserve(ctx, want)
 	if err != nil {
-		return nil, err
+		return reserved{}, err
 	}
 	c.mu.Lock()
 	c.reservations[got.ID] = got
@@ -227,19 +213,15 @@ func reservedOf(rec placement.Record) reserved {
 }
 
 // reservation looks up a reservation of the runtime's namespace, with its bundles.
-func (c *core) reservation(ctx context.Context, r *request) (any, error) {
-	rt, err := c.runtime(r.Runtime)
-	if err != nil {
-		return nil, err
-	}
+func (c *core) reservation(ctx context.Context, rt *roles.Runtime, r nameRequest) (reserved, error) {
 	client, err := placement.NewClient(rt.Bus(), rt.Namespace())
 	if err != nil {
-		return nil, err
+		return reserved{}, err
 	}
 	defer client.Close()
 	listing, err := client.List(ctx)
 	if err != nil {
-		return nil, err
+		return reserved{}, err
 	}
 	for _, rec := range listing.Records {
 		if rec.ID != r.Name {
@@ -255,19 +237,24 @@ func (c *core) reservation(ctx context.Context, r *request) (any, error) {
 		}
 		return out, nil
 	}
-	return nil, bus.Errorf(bus.CodeNotFound, "no reservation %q is held in namespace %s; `troupe reservations` lists them", r.Name, rt.Namespace())
+	return reserved{}, bus.Errorf(bus.CodeNotFound, "no reservation %q is held in namespace %s; `troupe reservations` lists them", r.Name, rt.Namespace())
 }
 
-// unreserve releases a reservation.
-func (c *core) unreserve(ctx context.Context, r *request) (any, error) {
+// unreserveRequest releases a reservation, by its id.
+type unreserveRequest struct {
+	ofProcess
+	ID string `msgpack:"id"`
+}
+
+func (c *core) unreserve(ctx context.Context, _ *core, r unreserveRequest) error {
 	c.mu.Lock()
-	held := c.reservations[r.Name]
-	delete(c.reservations, r.Name)
+	reservation := c.reservations[r.ID]
+	delete(c.reservations, r.ID)
 	c.mu.Unlock()
-	if held == nil {
-		return nil, nil
+	if reservation == nil {
+		return nil
 	}
-	return nil, held.Release(ctx)
+	return reservation.Release(ctx)
 }
 
 // rankPlacement is the placement of a rank.

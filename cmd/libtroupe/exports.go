@@ -52,17 +52,17 @@ func troupe_init() (fd C.int32_t) {
 	return C.int32_t(c.queue.fd)
 }
 
-// troupe_ask starts a request that may take long: a msgpack map with "op" and its fields (see requests.go). A
-// completion of kind RESULT with this token answers it. troupe_cancel cancels it.
+// troupe_ask starts a request that may take long: the name of an operation, which ends with a zero byte, and its request in msgpack (see
+// ops). A completion of kind RESULT with this token answers it. troupe_cancel cancels it.
 //
 //export troupe_ask
-func troupe_ask(token C.uint64_t, request *C.char, n C.uint64_t) (status C.int32_t) {
+func troupe_ask(token C.uint64_t, op, request *C.char, n C.uint64_t) (status C.int32_t) {
 	defer guard(&status)
 	c, err := getCore()
 	if err != nil {
 		return C.int32_t(setError(statusInvalid, err))
 	}
-	c.ask(uint64(token), C.GoBytes(unsafe.Pointer(request), C.int(n)))
+	c.ask(uint64(token), C.GoString(op), C.GoBytes(unsafe.Pointer(request), C.int(n)))
 	return statusOK
 }
 
@@ -146,7 +146,7 @@ func troupe_cancel(token C.uint64_t) (status C.int32_t) {
 
 // troupe_take moves completions into buf, as many as fit, and returns their size in bytes; 0: there are none, and
 // delayed messages are sent, because the caller is about to wait. When none are left, the descriptor is no longer
-// readable. See queue.go for the format. Bodies over 64 KiB are not copied: the completion has their address and a
+// readable. See completionHead for the format. Bodies over 64 KiB are not copied: the completion has their address and a
 // number for troupe_release; the caller may write to them until then.
 //
 //export troupe_take

@@ -81,9 +81,6 @@ func spawn(do func(), failed func(error)) {
 // have ended. Everything in flight fails, later requests are refused before they reach those packages, and the process
 // continues.
 
-// opsAfterPanic may run after a core panic: in the background, where the caller decides how long to wait.
-var opsAfterPanic = map[string]bool{"close": true, "worker_close": true, "worker_stop": true}
-
 // corePanicked handles a panic, on the goroutine that panicked.
 func (c *core) corePanicked(p any, stack []byte) {
 	why := bus.Errorf(bus.CodeInternal, "a bug in the Go core: %v; this process cannot use Troupe any more: restart it", p)

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"log/slog"
@@ -27,11 +26,11 @@ func (panickingLogger) Handle(context.Context, slog.Record) error { panic("the l
 func (b panickingLogger) WithAttrs([]slog.Attr) slog.Handler      { return b }
 func (b panickingLogger) WithGroup(string) slog.Handler           { return b }
 
-func mustAnswer(t *testing.T, c *core, request any) []byte {
+func mustAnswer(t *testing.T, c *core, op string, request any) []byte {
 	t.Helper()
 	raw, err := wire.Marshal(request)
 	require.NoError(t, err)
-	value, err := c.answer(t.Context(), raw)
+	value, err := c.answer(t.Context(), op, raw)
 	require.NoError(t, err)
 	body, err := wire.Marshal(value)
 	require.NoError(t, err)
@@ -46,7 +45,7 @@ func TestPanicInAGoroutineOfAPackageBelow(t *testing.T) {
 	t.Cleanup(func() { bus.OnPanic(nil) })
 	c.log = slog.New(panickingLogger{}) // nothing is logged without an error
 	var s runtimeInfo
-	opened := mustAnswer(t, c, map[string]any{"op": "open", "bus": map[string]any{"urls": []string{b.URL()}}, "namespace": "test", "name": "test"})
+	opened := mustAnswer(t, c, "open", map[string]any{"bus": map[string]any{"urls": []string{b.URL()}}, "namespace": "test", "name": "test"})
 	require.NoError(t, wire.Unmarshal(opened, &s))
 	rt, err := c.runtime(s.Runtime)
 	require.NoError(t, err)
@@ -54,9 +53,9 @@ func TestPanicInAGoroutineOfAPackageBelow(t *testing.T) {
 
 	var cl clusterInfo
 	methods := []actors.MethodInfo{{Name: "hold", Lane: actors.Serial}}
-	served := mustAnswer(t, c, map[string]any{"op": "serve", "runtime": s.Runtime, "serve": map[string]any{
-		"class": "Holder", "object": "served-1", "table": map[string]any{"methods": methods},
-	}})
+	served := mustAnswer(t, c, "serve", map[string]any{
+		"runtime": s.Runtime, "class_name": "Holder", "object": "served-1", "table": map[string]any{"methods": methods},
+	})
 	require.NoError(t, wire.Unmarshal(served, &cl))
 	plan, err := c.plan(cl.Cluster, []byte(`{"ranks": [0]}`))
 	require.NoError(t, err)
@@ -79,9 +78,7 @@ func TestPanicInAGoroutineOfAPackageBelow(t *testing.T) {
 	require.True(t, errors.As(err, &why))
 	assert.Contains(t, why.Stack, "roles.(*liveness)", "where it happened")
 
-	raw, err := wire.Marshal(map[string]any{"op": "roles", "runtime": s.Runtime})
-	require.NoError(t, err)
-	_, err = c.answer(t.Context(), raw)
+	_, err = c.answer(t.Context(), "roles", nil)
 	assert.ErrorContains(t, err, "the logger has a bug", "and whatever is asked for is refused")
 	c.incoming.answer(1, false, []byte{0xc0}) // the role does not wait for it
 }
@@ -100,11 +97,6 @@ func has(c *core, k kind, token uint64) bool {
 
 // blob is a call with an empty body for one part.
 func blob(plan uint32, method string) []byte {
-	le := binary.LittleEndian
-	b := make([]byte, callHeadSize, 256)
-	le.PutUint32(b[4:], 1)
-	le.PutUint32(b[16:], plan)
-	le.PutUint32(b[24:], uint32(len(method)))
-	b = append(b, method...)
-	return append(b, make([]byte, 16)...)
+	b := append(appendRecord(nil, callHead{Parts: 1, Plan: plan, Method: uint32(len(method))}), method...)
+	return appendRecord(b, callPart{})
 }

@@ -3,9 +3,9 @@ package main
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"sync"
+	"unsafe"
 
 	"troupe/actors"
 	"troupe/bus"
@@ -14,8 +14,6 @@ import (
 	"troupe/bus/wire"
 	"troupe/pipeline"
 )
-
-var styleFlags = map[pipeline.Style]byte{pipeline.Bodies: 2, pipeline.Items: 2 | 4}
 
 // incoming is the calls that Python has received, or will, and has not answered.
 type incoming struct {
@@ -121,10 +119,18 @@ func (in *incoming) cancelled(token uint64) int {
 	return 1
 }
 
-// callMeta encodes what a call is about: uint32 flags (1: without data, 2: of a pipeline, 4: of a pipeline and answered
-// with items instead of bodies, 8: tensors of the answer may stay on their device), uint32 lengths of session, method, object, caller and trace, uint64 sequence, uint64 deadline (microseconds since 1970 by this machine's clock; 0: none), and
-// those texts.
-func callMeta(ctx context.Context, method, object string) []byte {
+// Flags of a callMeta.
+const (
+	metaNoData   uint32 = 1 // the answer is an acknowledgement alone
+	metaPipeline uint32 = 2 // of a pipeline, and answered with bodies
+	metaItems    uint32 = 4 // of a pipeline, and answered with items
+	metaOnDevice uint32 = 8 // tensors of the answer may stay on their device
+)
+
+var styleFlags = map[pipeline.Style]uint32{pipeline.Bodies: metaPipeline, pipeline.Items: metaPipeline | metaItems}
+
+// metaOf encodes what a call is about.
+func metaOf(ctx context.Context, method, object string) []byte {
 	info, _ := actors.Current(ctx)
 	trace := info.Trace
 	if trace != "" {
@@ -132,29 +138,30 @@ func callMeta(ctx context.Context, method, object string) []byte {
 			trace = t.String()
 		}
 	}
+	m := callMeta{
+		Sequence: info.Seq, Trace: uint32(len(trace)),
+		Session: uint32(len(info.Session)), Method: uint32(len(method)), Object: uint32(len(object)), Caller: uint32(len(info.Caller)),
+	}
+	if info.NoData {
+		m.Flags = metaNoData
+	}
+	if info.OnDevice {
+		m.Flags |= metaOnDevice
+	}
+	if len(info.Meta) > 0 {
+		m.Flags |= styleFlags[pipeline.StyleOf(info.Meta)]
+	}
+	if deadline, ok := ctx.Deadline(); ok {
+		m.Deadline = uint64(deadline.UnixMicro())
+	}
 	texts := [...]string{info.Session, method, object, info.Caller, trace}
-	n := 40
+	n := 0
 	for _, t := range texts {
 		n += len(t)
 	}
-	b := make([]byte, 40, n)
-	le := binary.LittleEndian
-	if info.NoData {
-		b[0] = 1
-	}
-	if info.OnDevice {
-		b[0] |= 8
-	}
-	if len(info.Meta) > 0 {
-		b[0] |= styleFlags[pipeline.StyleOf(info.Meta)]
-	}
-	for i, t := range texts {
-		le.PutUint32(b[4+4*i:], uint32(len(t)))
+	b := appendRecord(make([]byte, 0, int(unsafe.Sizeof(m))+n), m)
+	for _, t := range texts {
 		b = append(b, t...)
-	}
-	le.PutUint64(b[24:], info.Seq)
-	if deadline, ok := ctx.Deadline(); ok {
-		le.PutUint64(b[32:], uint64(deadline.UnixMicro()))
 	}
 	return b
 }

@@ -17,14 +17,10 @@ type stacksResult struct {
 	Text  string               `msgpack:"text"`
 }
 
-func (c *core) stacks(ctx context.Context, r *request) (any, error) {
-	cl, err := c.cluster(r.Cluster)
-	if err != nil {
-		return nil, err
-	}
+func (c *core) stacks(ctx context.Context, cl *cluster, r ranksRequest) (stacksResult, error) {
 	all, err := cl.Stacks(ctx, r.Ranks...)
 	if err != nil {
-		return nil, err
+		return stacksResult{}, err
 	}
 	var texts []string
 	for _, group := range nodes.FoldStacks(all) {
@@ -42,11 +38,7 @@ type interruptedRank struct {
 
 // interrupt interrupts the methods of some ranks, each of which must run one; without ranks, those of all ranks that
 // run one.
-func (c *core) interrupt(ctx context.Context, r *request) (any, error) {
-	cl, err := c.cluster(r.Cluster)
-	if err != nil {
-		return nil, err
-	}
+func (c *core) interrupt(ctx context.Context, cl *cluster, r ranksRequest) ([]*interruptedRank, error) {
 	ranks, all := r.Ranks, len(r.Ranks) == 0
 	for rank := range cl.WorldSize() {
 		if all {

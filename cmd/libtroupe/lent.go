@@ -6,7 +6,6 @@ package main
 import "C"
 
 import (
-	"encoding/binary"
 	"unsafe"
 
 	"troupe/bus"
@@ -37,7 +36,7 @@ func troupe_lent() (fd C.int32_t) {
 }
 
 // troupe_take_lent is troupe_take for the queue of lent values: kinds 8 (the bytes of the value are requested; troupe_fill follows) and
-// 9 (it was freed). The token is the value's number, the meta its runtime as a uint64.
+// 9 (it was freed). The token is the value's number, the meta a wantedMeta.
 //
 //export troupe_take_lent
 func troupe_take_lent(buf *C.char, room C.uint64_t) (n C.int64_t) {
@@ -81,7 +80,7 @@ func (c *core) lend(runtime uint64) (wire.Reference, error) {
 	if q == nil {
 		return wire.Reference{}, bus.Errorf(bus.CodeInvalid, "the queue of lent values is not open")
 	}
-	meta := binary.LittleEndian.AppendUint64(nil, runtime)
+	meta := appendRecord(nil, wantedMeta{runtime})
 	tell := func(k kind) func(uint64) {
 		return func(number uint64) { q.push(completion{kind: k, token: number, meta: meta}) }
 	}

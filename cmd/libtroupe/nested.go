@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"time"
 
@@ -21,18 +20,19 @@ type limits struct {
 // first, as its code expects, and cancels the calls that it awaits.
 const cancelGrace = time.Second
 
-// nested returns the limits of a call that Python makes; where says where (see scopeOf), and own is the call's timeout,
+// nested returns the limits of a call that Python makes; where says where (callScope), and own is the call's timeout,
 // 0: none. It refuses a call inside a method whose caller has given up. Calls that clean up are made all the same:
 // those with a timeout of their own, and those of async methods, which block no other call.
 func (c *core) nested(where []byte, own time.Duration) (limits, error) {
 	free := limits{ctx: context.Background(), timeout: own}
-	if len(where) < 16 {
+	scope, _, ok := readRecord[callScope](where)
+	if !ok {
 		return free, nil
 	}
 	in := c.incoming
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	t := in.calls[binary.LittleEndian.Uint64(where)]
+	t := in.calls[scope.Served]
 	if t == nil || !t.inherits {
 		return free, nil
 	}

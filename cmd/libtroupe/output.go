@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/binary"
 	"os"
 	"sync"
 	"syscall"
@@ -26,8 +25,8 @@ const (
 	flushTimeout  = time.Second     // for the agents to send the output of a flush
 )
 
-// outputPipe carries the workers' output to a thread of Python, apart from completions, so that no call waits for it. A record is
-// two little-endian uint32, the kind and the length, and the text. A reader that does not read blocks the sink of the
+// outputPipe carries the workers' output to a thread of Python, apart from completions, so that no call waits for it, as
+// records (outputHead). A reader that does not read blocks the sink of the
 // runtime, which refuses more output from agents then.
 type outputPipe struct {
 	mu    sync.Mutex // held while a record is written
@@ -65,8 +64,7 @@ func (p *outputPipe) show(t display.Text) {
 }
 
 func (p *outputPipe) put(kind uint32, text []byte) {
-	record := binary.LittleEndian.AppendUint32(nil, kind)
-	record = append(binary.LittleEndian.AppendUint32(record, uint32(len(text))), text...)
+	record := append(appendRecord(nil, outputHead{kind, uint32(len(text))}), text...)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.write != nil {

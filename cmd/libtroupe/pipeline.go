@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"slices"
 
@@ -24,31 +23,84 @@ type pipe struct {
 // loan completes or returns items of a sink that Python has taken.
 type loan func(ctx context.Context, done bool) error
 
-// pipeRequest is the fields of pipeline ops.
-type pipeRequest struct {
-	ID         uint64        `msgpack:"id"`
-	Text       string        `msgpack:"text"`      // the declaration, as in a file
-	Clusters   []uint64      `msgpack:"clusters"`  // clusters of the roles that its stages name
-	FuncsToken uint64        `msgpack:"functions"` // token of the completions for its stage functions
-	TakeOver   bool          `msgpack:"take_over"`
-	Grace      float64       `msgpack:"grace"` // seconds
-	Stream     string        `msgpack:"stream"`
-	Items      []itemRequest `msgpack:"items"`
-	Count      int           `msgpack:"count"`
-	Timeout    *float64      `msgpack:"timeout"` // seconds; nil: none
-	Loan       uint64        `msgpack:"loan"`
-	Done       bool          `msgpack:"done"`
-
-	Verb    string   `msgpack:"verb"`
-	Stage   string   `msgpack:"stage"`
-	Item    string   `msgpack:"item"`
-	Workers int      `msgpack:"workers"`
-	Cluster uint64   `msgpack:"cluster"`
-	Ranks   []int    `msgpack:"ranks"`
-	Version float64  `msgpack:"version"`
-	Seqs    []uint64 `msgpack:"seqs"`
-	All     bool     `msgpack:"all"`
+// ofPipe is of requests about a pipeline.
+type ofPipe struct {
+	ID uint64 `msgpack:"id"`
 }
+
+func (q ofPipe) find(c *core) (*pipe, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if p := c.pipelines[q.ID]; p != nil {
+		return p, nil
+	}
+	return nil, bus.Errorf(bus.CodeClosed, "this pipeline is closed")
+}
+
+type (
+	pipeRequest  struct{ ofPipe }
+	checkRequest struct {
+		ofProcess
+		Text string `msgpack:"text"` // the declaration, as in a file
+	}
+	pipeOpenRequest struct {
+		ofRuntime
+		By         string   `msgpack:"by"`
+		Text       string   `msgpack:"text"`
+		Clusters   []uint64 `msgpack:"clusters"`  // clusters of the roles that its stages name
+		FuncsToken uint64   `msgpack:"functions"` // token of the completions for its stage functions
+		TakeOver   bool     `msgpack:"take_over"`
+		Grace      float64  `msgpack:"grace"` // seconds
+	}
+	pipePutRequest struct {
+		ofPipe
+		within
+		Stream string        `msgpack:"stream"`
+		Items  []itemRequest `msgpack:"items"`
+	}
+	pipeTakeRequest struct {
+		ofPipe
+		within
+		Stream string `msgpack:"stream"`
+		Count  int    `msgpack:"count"`
+	}
+	pipeTakenRequest struct {
+		ofPipe
+		Loan uint64 `msgpack:"loan"`
+		Done bool   `msgpack:"done"`
+	}
+	stageRequest struct {
+		ofPipe
+		Stage string `msgpack:"stage"`
+	}
+	stageScaleRequest struct {
+		stageRequest
+		Workers int `msgpack:"workers"`
+	}
+	stageRanksRequest struct {
+		stageRequest
+		within
+		Cluster uint64 `msgpack:"cluster"`
+		Ranks   []int  `msgpack:"ranks"` // empty: all
+	}
+	pipeAbortRequest struct {
+		ofPipe
+		Item string `msgpack:"item"`
+	}
+	pipeVersionRequest struct {
+		ofPipe
+		Version float64 `msgpack:"version"`
+	}
+	pipeDrainRequest struct {
+		ofPipe
+		within
+	}
+	deadRequest struct {
+		ofPipe
+		Seqs []uint64 `msgpack:"seqs"`
+		All  bool     `msgpack:"all"`
+	}
+)
 
 // itemRequest is an item with its encoded body.
 type itemRequest struct {
@@ -70,19 +122,10 @@ func (r itemRequest) item() pipeline.Item {
 	return it
 }
 
-func (c *core) pipe(id uint64) (*pipe, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if p := c.pipelines[id]; p != nil {
-		return p, nil
-	}
-	return nil, bus.Errorf(bus.CodeClosed, "this pipeline is closed")
-}
-
-func (c *core) addPipe(rt *roles.Runtime, p *pipe, name string) (any, error) {
+func (c *core) addPipe(rt *roles.Runtime, p *pipe, name string) (uint64, error) {
 	client, err := pipeline.Connect(rt.Bus(), rt.Namespace(), name)
 	if err != nil {
-		return nil, err
+		return 0, err
 	}
 	p.client, p.producer, p.loans = client, client.Producer(), map[uint64]loan{}
 	id := c.number()
@@ -94,35 +137,30 @@ func (c *core) addPipe(rt *roles.Runtime, p *pipe, name string) (any, error) {
 
 // pipelineOpen runs a pipeline in this process. Errors in the declaration have no line numbers, because it is not a
 // file.
-func (c *core) pipelineOpen(ctx context.Context, r *request) (any, error) {
-	stageFuncs := c.newStageFuncs(r.Pipeline.FuncsToken)
-	p, err := c.runPipeline(ctx, r, stageFuncs)
+func (c *core) pipelineOpen(ctx context.Context, rt *roles.Runtime, r pipeOpenRequest) (uint64, error) {
+	stageFuncs := c.newStageFuncs(r.FuncsToken)
+	p, err := c.runPipeline(ctx, rt, r, stageFuncs)
 	if err != nil {
 		stageFuncs.end()
-		return nil, err
+		return 0, err
 	}
 	spawn(func() { <-p.Done(); stageFuncs.end() }, func(err error) { c.log.Error("libtroupe: follow a pipeline", "error", err) })
 	if ctx.Err() != nil { // the request was cancelled
-		return nil, errors.Join(ctx.Err(), p.Close(ctx))
+		return 0, errors.Join(ctx.Err(), p.Close(ctx))
 	}
-	rt, err := c.runtime(r.Runtime)
-	if err != nil {
-		return nil, errors.Join(err, p.Close(ctx))
+	if _, err := c.runtime(r.Runtime); err != nil { // it was closed meanwhile
+		return 0, errors.Join(err, p.Close(ctx))
 	}
 	return c.addPipe(rt, &pipe{runtime: r.Runtime, own: p}, p.Spec().Name)
 }
 
-func (c *core) runPipeline(ctx context.Context, r *request, stageFuncs *stageFuncs) (*pipeline.Pipeline, error) {
-	rt, err := c.runtime(r.Runtime)
+func (c *core) runPipeline(ctx context.Context, rt *roles.Runtime, r pipeOpenRequest, stageFuncs *stageFuncs) (*pipeline.Pipeline, error) {
+	spec, err := declared(r.Text, stageFuncs)
 	if err != nil {
 		return nil, err
 	}
-	spec, err := declared(r.Pipeline.Text, stageFuncs)
-	if err != nil {
-		return nil, err
-	}
-	cfg := pipeline.Config{Bus: rt.Bus(), Namespace: rt.Namespace(), By: r.Name, TakeOver: r.Pipeline.TakeOver, Grace: seconds(r.Pipeline.Grace), Logger: c.log}
-	for _, id := range r.Pipeline.Clusters {
+	cfg := pipeline.Config{Bus: rt.Bus(), Namespace: rt.Namespace(), By: r.By, TakeOver: r.TakeOver, Grace: seconds(r.Grace), Logger: c.log}
+	for _, id := range r.Clusters {
 		cl, err := c.cluster(id)
 		if err != nil {
 			return nil, err
@@ -149,9 +187,9 @@ func declared(text string, stageFuncs *stageFuncs) (pipeline.Spec, error) {
 }
 
 // pipelineCheck checks a declaration.
-func (c *core) pipelineCheck(_ context.Context, r *request) (any, error) {
-	_, err := declared(r.Pipeline.Text, c.newStageFuncs(0))
-	return nil, err
+func (c *core) pipelineCheck(_ context.Context, _ *core, r checkRequest) error {
+	_, err := declared(r.Text, c.newStageFuncs(0))
+	return err
 }
 
 func withoutLines(err error) error {
@@ -165,59 +203,36 @@ func withoutLines(err error) error {
 	return spec
 }
 
-// pipelineClient connects to a pipeline by name.
-func (c *core) pipelineClient(r *request) (*roles.Runtime, *pipeline.Client, error) {
-	rt, err := c.runtime(r.Runtime)
-	if err != nil {
-		return nil, nil, err
-	}
+// pipelineAttach finds a pipeline that runs in any process.
+func (c *core) pipelineAttach(ctx context.Context, rt *roles.Runtime, r nameRequest) (uint64, error) {
 	client, err := pipeline.Connect(rt.Bus(), rt.Namespace(), r.Name)
-	return rt, client, err
-}
-
-func (c *core) pipelineAttach(ctx context.Context, r *request) (any, error) {
-	rt, client, err := c.pipelineClient(r)
-	if err != nil {
-		return nil, err
+	if err == nil {
+		_, err = client.Status(ctx)
 	}
-	if _, err := client.Status(ctx); err != nil {
-		return nil, err
+	if err != nil {
+		return 0, err
 	}
 	return c.addPipe(rt, &pipe{runtime: r.Runtime}, r.Name)
 }
 
 // pipelineRemove removes the stored data of a pipeline that does not run.
-func (c *core) pipelineRemove(ctx context.Context, r *request) (any, error) {
-	_, client, err := c.pipelineClient(r)
+func (c *core) pipelineRemove(ctx context.Context, rt *roles.Runtime, r nameRequest) error {
+	client, err := pipeline.Connect(rt.Bus(), rt.Namespace(), r.Name)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return nil, client.Remove(ctx)
+	return client.Remove(ctx)
 }
 
-// within bounds ctx by a timeout, if there is one.
-func within(ctx context.Context, timeout *float64) (context.Context, context.CancelFunc) {
-	if timeout == nil {
-		return context.WithCancel(ctx)
-	}
-	return context.WithTimeout(ctx, seconds(*timeout))
-}
-
-func (c *core) pipelinePut(ctx context.Context, r *request) (any, error) {
-	p, err := c.pipe(r.Pipeline.ID)
-	if err != nil {
-		return nil, err
-	}
-	ctx, cancel := within(ctx, r.Pipeline.Timeout)
-	defer cancel()
-	items := make([]pipeline.Item, len(r.Pipeline.Items))
-	for i, it := range r.Pipeline.Items {
+func (c *core) pipelinePut(ctx context.Context, p *pipe, r pipePutRequest) error {
+	items := make([]pipeline.Item, len(r.Items))
+	for i, it := range r.Items {
 		items[i] = it.item()
 	}
 	if p.own != nil {
-		return nil, p.own.Put(ctx, r.Pipeline.Stream, items...)
+		return p.own.Put(ctx, r.Stream, items...)
 	}
-	return nil, p.producer.Put(ctx, r.Pipeline.Stream, items...)
+	return p.producer.Put(ctx, r.Stream, items...)
 }
 
 // loanAnswer is a loan as Python gets it.
@@ -231,18 +246,13 @@ func loanItem(stream, id, key, group string, of, priority int, v pipeline.Versio
 	return itemRequest{ID: id, Key: key, Group: group, Of: of, Priority: priority, Version: &version, Stream: stream, Body: body}
 }
 
-func (c *core) pipelineTake(ctx context.Context, r *request) (any, error) {
-	p, err := c.pipe(r.Pipeline.ID)
-	if err != nil {
-		return nil, err
-	}
-	ctx, cancel := within(ctx, r.Pipeline.Timeout)
-	defer cancel()
+// pipelineTake takes items out of a sink; the loan has number 0 if none came in time.
+func (c *core) pipelineTake(ctx context.Context, p *pipe, r pipeTakeRequest) (loanAnswer, error) {
 	take := takeElsewhere
 	if p.own != nil {
 		take = takeHere
 	}
-	items, end, err := take(ctx, p, r.Pipeline.Stream, r.Pipeline.Count)
+	items, end, err := take(ctx, p, r.Stream, r.Count)
 	if errors.Is(err, bus.ErrTimedOut) && errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return loanAnswer{}, nil
 	}
@@ -250,7 +260,7 @@ func (c *core) pipelineTake(ctx context.Context, r *request) (any, error) {
 		return loanAnswer{}, err
 	}
 	if errors.Is(ctx.Err(), context.Canceled) { // the request was cancelled
-		return nil, errors.Join(ctx.Err(), end(context.WithoutCancel(ctx), false))
+		return loanAnswer{}, errors.Join(ctx.Err(), end(context.WithoutCancel(ctx), false))
 	}
 	id := c.number()
 	c.mu.Lock()
@@ -301,19 +311,16 @@ func takeElsewhere(ctx context.Context, p *pipe, stream string, n int) ([]itemRe
 	return nil, nil, bus.Errorf(bus.CodeOf(ctx.Err()), "take from stream %s: %w", stream, ctx.Err())
 }
 
-func (c *core) pipelineTaken(ctx context.Context, r *request) (any, error) {
-	p, err := c.pipe(r.Pipeline.ID)
-	if err != nil {
-		return nil, err
-	}
+// pipelineTaken completes or returns the items of a loan.
+func (c *core) pipelineTaken(ctx context.Context, p *pipe, r pipeTakenRequest) error {
 	c.mu.Lock()
-	end := p.loans[r.Pipeline.Loan]
-	delete(p.loans, r.Pipeline.Loan)
+	end := p.loans[r.Loan]
+	delete(p.loans, r.Loan)
 	c.mu.Unlock()
 	if end == nil {
-		return nil, bus.Errorf(bus.CodeInvalid, "this loan has already ended")
+		return bus.Errorf(bus.CodeInvalid, "this loan has already ended")
 	}
-	return nil, end(ctx, r.Pipeline.Done)
+	return end(ctx, r.Done)
 }
 
 // pipelineControl is implemented by pipelines here and in other processes.
@@ -329,69 +336,81 @@ type pipelineControl interface {
 	DropDead(ctx context.Context, seqs []uint64, all bool) (int, error)
 }
 
-func (c *core) pipelineVerb(ctx context.Context, r *request) (any, error) {
-	p, err := c.pipe(r.Pipeline.ID)
-	if err != nil {
-		return nil, err
+func (p *pipe) control() pipelineControl {
+	if p.own != nil {
+		return p.own
 	}
-	ctx, cancel := within(ctx, r.Pipeline.Timeout)
-	defer cancel()
-	if v := r.Pipeline.Verb; v == "join" || v == "leave" {
-		return nil, c.changeStageRanks(ctx, p, &r.Pipeline)
-	}
-	result, err := p.control(ctx, &r.Pipeline)
-	if err != nil || result == nil {
-		return nil, err
-	}
-	text, err := json.Marshal(result)
-	return string(text), err
+	return p.client
 }
 
-// changeStageRanks adds ranks of another cluster to a stage, or removes them.
-func (c *core) changeStageRanks(ctx context.Context, p *pipe, r *pipeRequest) error {
-	if p.own == nil {
-		return bus.Errorf(bus.CodeRefused, "the pipeline runs in another process; change the ranks of its stages there")
+func (c *core) pipelineStats(ctx context.Context, p *pipe, _ pipeRequest) (string, error) {
+	status, err := p.control().Status(ctx)
+	if err != nil {
+		return "", err
 	}
-	cl, err := c.cluster(r.Cluster)
+	return jsonText(status)
+}
+
+func (c *core) pipelinePause(ctx context.Context, p *pipe, r stageRequest) error {
+	return p.control().Pause(ctx, r.Stage)
+}
+
+func (c *core) pipelineResume(ctx context.Context, p *pipe, r stageRequest) error {
+	return p.control().Resume(ctx, r.Stage)
+}
+
+func (c *core) pipelineScale(ctx context.Context, p *pipe, r stageScaleRequest) error {
+	return p.control().Scale(ctx, r.Stage, r.Workers)
+}
+
+// pipelineJoin adds ranks of another cluster to a stage.
+func (c *core) pipelineJoin(ctx context.Context, p *pipe, r stageRanksRequest) error {
+	cl, err := c.stageCluster(p, r)
 	if err != nil {
 		return err
 	}
-	if r.Verb == "join" {
-		return p.own.Join(ctx, r.Stage, cl.Cluster, r.Ranks...)
+	return p.own.Join(ctx, r.Stage, cl.Cluster, r.Ranks...)
+}
+
+// pipelineLeave removes ranks of another cluster from a stage.
+func (c *core) pipelineLeave(ctx context.Context, p *pipe, r stageRanksRequest) error {
+	cl, err := c.stageCluster(p, r)
+	if err != nil {
+		return err
 	}
 	return p.own.Leave(ctx, r.Stage, cl.Cluster, r.Ranks...)
 }
 
-func (p *pipe) control(ctx context.Context, r *pipeRequest) (any, error) {
-	var to pipelineControl = p.client
-	if p.own != nil {
-		to = p.own
+func (c *core) stageCluster(p *pipe, r stageRanksRequest) (*cluster, error) {
+	if p.own == nil {
+		return nil, bus.Errorf(bus.CodeRefused, "the pipeline runs in another process; change the ranks of its stages there")
 	}
-	switch r.Verb {
-	case "stats":
-		return to.Status(ctx)
-	case "pause":
-		return nil, to.Pause(ctx, r.Stage)
-	case "resume":
-		return nil, to.Resume(ctx, r.Stage)
-	case "scale":
-		return nil, to.Scale(ctx, r.Stage, r.Workers)
-	case "abort":
-		return nil, to.Abort(ctx, r.Item)
-	case "version":
-		return nil, to.SetVersion(ctx, pipeline.VersionOf(r.Version))
-	case "drain":
-		return nil, to.Drain(ctx)
-	case "shutdown":
-		return nil, p.client.Shutdown(ctx)
-	case "dead":
-		return p.dead(ctx)
-	case "dead_retry":
-		return to.RetryDead(ctx, r.Seqs, r.All)
-	case "dead_drop":
-		return to.DropDead(ctx, r.Seqs, r.All)
-	}
-	return nil, bus.Errorf(bus.CodeInvalid, "a pipeline has no verb %q", r.Verb)
+	return c.cluster(r.Cluster)
+}
+
+func (c *core) pipelineAbort(ctx context.Context, p *pipe, r pipeAbortRequest) error {
+	return p.control().Abort(ctx, r.Item)
+}
+
+func (c *core) pipelineVersion(ctx context.Context, p *pipe, r pipeVersionRequest) error {
+	return p.control().SetVersion(ctx, pipeline.VersionOf(r.Version))
+}
+
+func (c *core) pipelineDrain(ctx context.Context, p *pipe, _ pipeDrainRequest) error {
+	return p.control().Drain(ctx)
+}
+
+// pipelineStop ends the pipeline wherever it runs.
+func (c *core) pipelineStop(ctx context.Context, p *pipe, _ pipeRequest) error {
+	return p.client.Shutdown(ctx)
+}
+
+func (c *core) pipelineRetryDead(ctx context.Context, p *pipe, r deadRequest) (int, error) {
+	return p.control().RetryDead(ctx, r.Seqs, r.All)
+}
+
+func (c *core) pipelineDropDead(ctx context.Context, p *pipe, r deadRequest) (int, error) {
+	return p.control().DropDead(ctx, r.Seqs, r.All)
 }
 
 // deadLetter is a dead letter with its body, which JSON omits otherwise.
@@ -400,33 +419,41 @@ type deadLetter struct {
 	Body []byte `json:"body"`
 }
 
-func (p *pipe) dead(ctx context.Context) (any, error) {
+func (c *core) pipelineDead(ctx context.Context, p *pipe, _ pipeRequest) (string, error) {
 	all, err := p.client.Dead(ctx, true)
+	if err != nil {
+		return "", err
+	}
 	out := make([]deadLetter, len(all))
 	for i, d := range all {
 		out[i] = deadLetter{d, d.Body}
 	}
-	return out, err
+	return jsonText(out)
+}
+
+// closeRequest closes something by its number. Closing twice is not an error.
+type closeRequest struct {
+	ofProcess
+	ID uint64 `msgpack:"id"`
 }
 
 // pipelineClose ends a pipeline of this process: handlers may finish within its grace. A pipeline elsewhere continues.
-func (c *core) pipelineClose(ctx context.Context, r *request) (any, error) {
-	p, err := c.pipe(r.Pipeline.ID)
-	if err != nil {
-		return nil, nil // closing twice is not an error
-	}
+func (c *core) pipelineClose(ctx context.Context, _ *core, r closeRequest) error {
 	c.mu.Lock()
-	delete(c.pipelines, r.Pipeline.ID)
-	loans := p.loans
-	p.loans = map[uint64]loan{}
+	p := c.pipelines[r.ID]
+	delete(c.pipelines, r.ID)
+	var loans map[uint64]loan
+	if p != nil {
+		loans, p.loans = p.loans, map[uint64]loan{}
+	}
 	c.mu.Unlock()
 	for _, end := range loans {
 		_ = end(ctx, false) // otherwise they return when the pipeline is opened again
 	}
-	if p.own == nil {
-		return nil, nil
+	if p == nil || p.own == nil {
+		return nil
 	}
-	return nil, p.own.Close(ctx)
+	return p.own.Close(ctx)
 }
 
 // closePipelines ends the pipelines of a runtime that is being closed.
@@ -440,7 +467,7 @@ func (c *core) closePipelines(ctx context.Context, runtime uint64) {
 	}
 	c.mu.Unlock()
 	for _, id := range ids {
-		if _, err := c.pipelineClose(ctx, &request{Pipeline: pipeRequest{ID: id}}); err != nil {
+		if err := c.pipelineClose(ctx, c, closeRequest{ID: id}); err != nil {
 			c.log.Error("libtroupe: close a pipeline of a closed session", "error", err)
 		}
 	}

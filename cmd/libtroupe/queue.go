@@ -1,20 +1,14 @@
 package main
 
 import (
-	"encoding/binary"
 	"sync"
 	"syscall"
+	"unsafe"
 
 	"troupe/bus/values"
 )
 
-// A completion as troupe_take writes it, little-endian, at multiples of 8 bytes:
-//
-//	 0 uint32 kind        8 uint64 token      24 uint64 length of the body
-//	 4 uint32 flags      16 int32 rank        32 uint64 its address; 0: it follows the meta
-//	                     20 uint32 meta       40 uint64 number for troupe_release; 0: none
-//	48 the meta, so many bytes, and the body, each padded to a multiple of 8
-const headSize = 48
+const headSize = int(unsafe.Sizeof(completionHead{}))
 
 // kind is the kind of a completion.
 type kind uint32
@@ -140,25 +134,16 @@ func (c *completion) size() int {
 }
 
 func (c *completion) write(buf []byte, m *memory) {
-	var at, number uint64
-	flags := c.flags
+	h := completionHead{Kind: uint32(c.kind), Flags: c.flags, Token: c.token, Rank: int32(c.rank), Meta: uint32(len(c.meta)), Body: uint64(len(c.body))}
 	if c.inline() {
 		copy(buf[headSize+pad(len(c.meta)):], c.body)
 	} else {
 		var shared bool
-		if at, number, shared = m.lend(c.body); shared {
-			flags |= flagShared
+		if h.Address, h.Release, shared = m.lend(c.body); shared {
+			h.Flags |= flagShared
 		}
 	}
-	le := binary.LittleEndian
-	le.PutUint32(buf[0:], uint32(c.kind))
-	le.PutUint32(buf[4:], flags)
-	le.PutUint64(buf[8:], c.token)
-	le.PutUint32(buf[16:], uint32(int32(c.rank)))
-	le.PutUint32(buf[20:], uint32(len(c.meta)))
-	le.PutUint64(buf[24:], uint64(len(c.body)))
-	le.PutUint64(buf[32:], at)
-	le.PutUint64(buf[40:], number)
+	copy(buf, bytesOf(&h))
 	copy(buf[headSize:], c.meta)
 }
 

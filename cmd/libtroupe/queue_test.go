@@ -1,8 +1,6 @@
 package main
 
 import (
-	"bytes"
-	"encoding/binary"
 	"syscall"
 	"testing"
 
@@ -62,16 +60,14 @@ func TestCompletionsAreTakenManyAtATime(t *testing.T) {
 	n := q.take(buf, m)
 	require.Equal(t, headSize+8, n, "as many as fit")
 	require.True(t, q.readable(t), "there are more")
-	le := binary.LittleEndian
-	require.Equal(t, []uint32{1, 2}, []uint32{le.Uint32(buf), le.Uint32(buf[4:])})
-	require.EqualValues(t, 7, le.Uint64(buf[8:]))
-	require.EqualValues(t, 3, le.Uint32(buf[16:]))
-	require.EqualValues(t, 5, le.Uint64(buf[24:]))
-	require.Equal(t, "hello", string(buf[headSize:headSize+5]))
+	h, rest, _ := readRecord[completionHead](buf)
+	require.Equal(t, completionHead{Kind: uint32(kindAnswer), Flags: flagLast, Token: 7, Rank: 3, Body: 5}, h)
+	require.Equal(t, "hello", string(rest[:5]))
 
 	buf = make([]byte, 1024)
 	require.Equal(t, 2*headSize+8, q.take(buf, m))
-	require.EqualValues(t, -1, int32(le.Uint32(buf[16:])))
+	h, _, _ = readRecord[completionHead](buf)
+	require.EqualValues(t, -1, h.Rank)
 	require.False(t, q.readable(t))
 	require.Zero(t, q.take(buf, m))
 	q.push(completion{kind: kindOver})
@@ -80,24 +76,30 @@ func TestCompletionsAreTakenManyAtATime(t *testing.T) {
 
 func TestMalformedCalls(t *testing.T) {
 	c := &core{queue: newQueue(t), memory: shared}
-	whole := make([]byte, callHeadSize+16)
-	binary.LittleEndian.PutUint32(whole[4:], 1)  // one part
-	binary.LittleEndian.PutUint64(whole[40:], 5) // of five bytes, which are missing
-	for _, blob := range [][]byte{nil, make([]byte, callHeadSize-1), whole} {
-		require.ErrorIs(t, c.call(1, 1, blob), bus.ErrInvalid)
+	of := func(h callHead, parts ...callPart) (b []byte) {
+		b = appendRecord(nil, h)
+		for _, p := range parts {
+			b = appendRecord(b, p)
+		}
+		return b
 	}
-	long := make([]byte, callHeadSize)
-	binary.LittleEndian.PutUint32(long[24:], 1<<31) // a method longer than the blob
-	require.ErrorIs(t, c.call(1, 1, long), bus.ErrInvalid)
-	nowhere := bytes.Clone(whole)
-	binary.LittleEndian.PutUint64(nowhere[48:], 12345) // at an address that was not allocated
-	require.ErrorIs(t, c.call(1, 1, nowhere), bus.ErrInvalid)
+	for name, blob := range map[string][]byte{
+		"nothing":                              nil,
+		"half a head":                          of(callHead{})[:20],
+		"five bytes that are missing":          of(callHead{Parts: 1}, callPart{Length: 5}),
+		"a method longer than the call":        of(callHead{Method: 1 << 31}),
+		"at an address that was not allocated": of(callHead{Parts: 1}, callPart{Length: 5, Address: 12345}),
+		"more parts than there is a table for": of(callHead{Parts: 2}, callPart{}),
+	} {
+		require.ErrorIs(t, c.call(1, 1, blob), bus.ErrInvalid, name)
+	}
 
-	require.NoError(t, c.call(1, 99, make([]byte, callHeadSize)), "an unknown cluster is the call's own failure")
+	require.NoError(t, c.call(1, 99, of(callHead{})), "an unknown cluster is the call's own failure")
 	buf := make([]byte, 4096)
 	require.Positive(t, c.queue.take(buf, c.memory))
-	require.Equal(t, uint32(kindOver), binary.LittleEndian.Uint32(buf))
-	require.Equal(t, flagFailed|flagLast, binary.LittleEndian.Uint32(buf[4:]))
+	h, _, _ := readRecord[completionHead](buf)
+	require.Equal(t, uint32(kindOver), h.Kind)
+	require.Equal(t, flagFailed|flagLast, h.Flags)
 }
 
 func TestPanicsOfGoroutinesAreErrors(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 	"troupe/bus"
 	"troupe/bus/values"
 	"troupe/bus/wire"
+	"troupe/roles"
 )
 
 // Flags of troupe_put and troupe_get.
@@ -73,11 +74,8 @@ type referenceCounts struct {
 	Kept  int64 `msgpack:"kept"`
 }
 
-func (c *core) countReferences(_ context.Context, r *request) (any, error) {
-	all, err := c.references(r.Runtime)
-	if err != nil {
-		return nil, err
-	}
+func (c *core) countReferences(_ context.Context, rt *roles.Runtime, _ runtimeRequest) (referenceCounts, error) {
+	all := rt.References()
 	return referenceCounts{Owned: all.Owned(), Held: all.Held(), Kept: all.Kept()}, nil
 }
 

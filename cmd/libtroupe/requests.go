@@ -18,46 +18,6 @@ import (
 	"troupe/roles/sessions"
 )
 
-// request is the argument of troupe_ask; each op uses some of the fields.
-type request struct {
-	Op      string   `msgpack:"op"`
-	Runtime uint64   `msgpack:"runtime"` // number of a runtime
-	Cluster uint64   `msgpack:"cluster"`
-	Name    string   `msgpack:"name"`
-	Handle  wire.Raw `msgpack:"handle"` // ext type 3
-
-	Bus       busRequest `msgpack:"bus"`
-	Namespace string     `msgpack:"namespace"`
-	Lease     float64    `msgpack:"lease"` // seconds
-	CLI       cliRequest `msgpack:"cli"`
-	Private   bool       `msgpack:"private"` // the head ends with this process
-	Now       bool       `msgpack:"now"`     // kill instead of stop
-
-	Background bool            `msgpack:"background"` // do not wait for the workers
-	Seen       int             `msgpack:"seen"`       // deaths that the caller knows
-	Side       bool            `msgpack:"side"`       // the result goes to the side queue
-	Spec       specRequest     `msgpack:"spec"`
-	Reserve    reserveRequest  `msgpack:"reserve"`
-	Pipeline   pipeRequest     `msgpack:"pipeline"`
-	Serve      serveRequest    `msgpack:"serve"`
-	Router     routerRequest   `msgpack:"router"`
-	Weights    weightsRequest  `msgpack:"weights"`
-	Output     outputRequest   `msgpack:"output"`
-	Rollouts   rolloutsRequest `msgpack:"rollouts"`
-
-	Ranks    []int   `msgpack:"ranks"`
-	Replicas int     `msgpack:"replicas"`
-	Epoch    uint64  `msgpack:"epoch"`
-	Reason   string  `msgpack:"reason"`
-	Timeout  float64 `msgpack:"timeout"` // seconds; 0: none
-
-	Assignment string     `msgpack:"assignment"` // path of the file
-	Error      *bus.Error `msgpack:"error"`
-	Grace      float64    `msgpack:"grace"` // seconds
-
-	Measured []bus.Measured `msgpack:"measured"`
-}
-
 // cliRequest is how a shell reaches the head with the troupe command.
 type cliRequest struct {
 	Env   string `msgpack:"env"`
@@ -104,99 +64,108 @@ func (b busRequest) config(values bus.ValuesConfig) bus.Config {
 	}
 }
 
-// answer executes a request. The comment of each op names the fields that it uses and its result.
-func (c *core) answer(ctx context.Context, raw []byte) (any, error) {
-	var r request
-	if err := wire.UnmarshalWith(raw, &r, wire.UnmarshalOptions{Strict: true}); err != nil {
-		return nil, err
-	}
-	if err := c.checkUsable(); err != nil && !opsAfterPanic[r.Op] {
-		return nil, err
-	}
-	do, ok := ops[r.Op]
-	if !ok {
-		return nil, bus.Errorf(bus.CodeInvalid, "unknown op %q", r.Op)
-	}
-	return do(c, ctx, &r)
-}
+// ops is the operations of troupe_ask, by name.
+var ops = map[string]operation{
+	"open":         asks((*core).open),
+	"close":        does((*core).close).always(),
+	"unfinished":   asks((*core).unfinished),
+	"end_created":  does((*core).endCreated),
+	"flush_output": does((*core).flushOutput),
+	"roles":        asks((*core).roles),
+	"timeline":     asks((*core).timeline),
+	"measured":     does((*core).measured),
+	"show_output":  does((*core).showOutput),
+	"references":   asks((*core).countReferences),
+	"sessions":     asks((*core).sessions),
+	"serve":        asks((*core).serve),
+	"driver":       asks((*core).driver),
+	"reserve":      asks((*core).reserve),
+	"reservation":  asks((*core).reservation),
+	"unreserve":    does((*core).unreserve),
+	"nodes":        asks((*core).nodes),
 
-var ops map[string]func(*core, context.Context, *request) (any, error)
+	"create":      asks((*core).create),
+	"progress":    asks((*core).startProgress),
+	"started":     asks((*core).started),
+	"attach":      asks((*core).attach),
+	"open_handle": asks((*core).openHandle),
+	"describe":    asks((*core).describe),
+	"deaths":      asks((*core).deaths),
+	"destroy":     does((*core).destroy),
+	"kill":        does((*core).kill),
+	"info":        asks((*core).info),
+	"health":      asks((*core).health),
+	"stacks":      asks((*core).stacks),
+	"interrupt":   asks((*core).interrupt),
+	"wait_ready":  does((*core).waitReady),
+	"resize":      does((*core).resize),
+	"members":     asks((*core).members),
+	"changed":     asks((*core).changed),
+	"replace":     does((*core).replace),
 
-func init() {
-	ops = map[string]func(*core, context.Context, *request) (any, error){
-		"open":         (*core).open,            // bus, namespace, name, lease, private, output, cli → runtime
-		"close":        (*core).close,           // runtime, now → nil: takes its roles down, or with now kills them
-		"unfinished":   (*core).unfinished,      // runtime, now → lines: what close waits for; with now it is killed
-		"end_created":  (*core).endCreated,      // runtime, now → nil: takes the roles down that a worker has created
-		"flush_output": (*core).flushOutput,     // runtime → nil: what workers have printed so far is in the output pipe
-		"create":       (*core).create,          // runtime, spec, background → cluster; with background its workers are being started
-		"progress":     (*core).startProgress,   // runtime, name → how far the creation of the role is
-		"started":      (*core).started,         // cluster, timeout → its description when its workers have been started
-		"deaths":       (*core).deaths,          // cluster, seen, side → deaths after the first seen ones; waits for one
-		"reserve":      (*core).reserve,         // runtime, reserve, name → reservation
-		"reservation":  (*core).reservation,     // runtime, name → reservation
-		"unreserve":    (*core).unreserve,       // name → nil
-		"nodes":        (*core).nodes,           // runtime → nodes with their total and free resources
-		"describe":     (*core).describe,        // cluster → its current description
-		"attach":       (*core).attach,          // runtime, name → cluster
-		"open_handle":  (*core).openHandle,      // runtime, handle → cluster
-		"destroy":      (*core).destroy,         // cluster → nil: takes the role down
-		"kill":         (*core).kill,            // cluster, ranks → nil: kills these workers; without ranks the role
-		"release":      (*core).release,         // cluster → nil: drops the handle
-		"roles":        (*core).roles,           // runtime → list of records
-		"timeline":     (*core).timeline,        // runtime → the flight recorders of all roles of its namespace, as JSON
-		"measured":     (*core).measured,        // runtime, measured → nil: tells the head the series that the program measures
-		"info":         (*core).info,            // cluster → Info of each worker
-		"health":       (*core).health,          // cluster → last heartbeat of each worker
-		"stacks":       (*core).stacks,          // cluster, ranks → stacks of the workers, and as text
-		"interrupt":    (*core).interrupt,       // cluster, ranks → the ranks with the names of their interrupted methods
-		"wait_ready":   (*core).waitReady,       // cluster, timeout → nil: waits until no worker is being restarted
-		"resize":       (*core).resize,          // cluster, replicas, timeout → nil: grows or shrinks the role
-		"members":      (*core).members,         // cluster → epoch, cause and ranks
-		"changed":      (*core).changed,         // cluster, epoch, timeout → the same, of a later epoch
-		"replace":      (*core).replace,         // cluster, ranks (one), reason, timeout → nil: gives the rank another process
-		"worker_open":  (*core).workerOpen,      // assignment → its content
-		"worker_start": (*core).workerStart,     // → nil: starts the worker
-		"worker_fail":  (*core).workerFail,      // error → nil: reports that the worker cannot start
-		"worker_stop":  (*core).workerStop,      // grace → nil: stops the worker
-		"worker_close": (*core).workerClose,     // → nil: disconnects
-		"serve":        (*core).serve,           // runtime, name, serve → cluster with one object of this process
-		"driver":       (*core).driver,          // runtime, name (a session) → handle of the object that this driver serves
-		"sessions":     (*core).sessions,        // runtime, timeout → cluster of the control service of the namespace
-		"show_output":  (*core).showOutput,      // runtime, name → nil: shows output that roles of others send to this driver under the name
-		"references":   (*core).countReferences, // runtime → values that it owns, references that it holds, bytes that it keeps
-		"panic":        (*core).panicForTest,    // for tests
+	"worker_open":  asks((*core).workerOpen),
+	"worker_start": does((*core).workerStart),
+	"worker_fail":  does((*core).workerFail),
+	"worker_stop":  does((*core).workerStop).always(),
+	"worker_close": does((*core).workerClose).always(),
 
-		"pipeline_check":  (*core).pipelineCheck,  // pipeline (text) → nil: checks the declaration
-		"pipeline_open":   (*core).pipelineOpen,   // runtime, pipeline (text, clusters, functions) → pipeline that runs in this process
-		"pipeline_attach": (*core).pipelineAttach, // runtime, name → pipeline that runs in any process
-		"pipeline_put":    (*core).pipelinePut,    // pipeline (id, stream, items) → nil: stores the items
-		"pipeline_take":   (*core).pipelineTake,   // pipeline (id, stream, count) → loan; number 0 if no item came in time
-		"pipeline_taken":  (*core).pipelineTaken,  // pipeline (id, loan, done) → nil: completes or returns the items
-		"pipeline_verb":   (*core).pipelineVerb,   // pipeline (id, verb and what it needs) → JSON, or nil
-		"pipeline_remove": (*core).pipelineRemove, // runtime, name → nil: removes everything stored
-		"rollouts_open":   (*core).rolloutsOpen,   // runtime, name, rollouts (name, spec) → rollouts that this process runs or stands by for
-		"rollouts_attach": (*core).rolloutsAttach, // runtime, rollouts (name) → rollouts that others run
-		"rollouts_verb":   (*core).rolloutsVerb,   // rollouts (id, verb and what it needs) → what it got
-		"rollouts_remove": (*core).rolloutsRemove, // runtime, rollouts (name) → nil: removes everything stored
-		"rollouts_close":  (*core).rolloutsClose,  // rollouts (id) → nil
-		"pipeline_close":  (*core).pipelineClose,  // pipeline (id) → nil: ends the pipeline, or drops the handle
+	"pipeline_check":      does((*core).pipelineCheck),
+	"pipeline_open":       asks((*core).pipelineOpen),
+	"pipeline_attach":     asks((*core).pipelineAttach),
+	"pipeline_remove":     does((*core).pipelineRemove),
+	"pipeline_put":        does((*core).pipelinePut),
+	"pipeline_take":       asks((*core).pipelineTake),
+	"pipeline_taken":      does((*core).pipelineTaken),
+	"pipeline_stats":      asks((*core).pipelineStats),
+	"pipeline_pause":      does((*core).pipelinePause),
+	"pipeline_resume":     does((*core).pipelineResume),
+	"pipeline_scale":      does((*core).pipelineScale),
+	"pipeline_join":       does((*core).pipelineJoin),
+	"pipeline_leave":      does((*core).pipelineLeave),
+	"pipeline_abort":      does((*core).pipelineAbort),
+	"pipeline_version":    does((*core).pipelineVersion),
+	"pipeline_drain":      does((*core).pipelineDrain),
+	"pipeline_dead":       asks((*core).pipelineDead),
+	"pipeline_retry_dead": asks((*core).pipelineRetryDead),
+	"pipeline_drop_dead":  asks((*core).pipelineDropDead),
+	"pipeline_stop":       does((*core).pipelineStop),
+	"pipeline_close":      does((*core).pipelineClose),
 
-		"router_open":  (*core).routerOpen,  // router (method, abort, credits, waiting, sticky, clusters) → router
-		"router_call":  (*core).routerCall,  // router (id, request, key, body, again, timeout) → body of the answer
-		"router_verb":  (*core).routerVerb,  // router (id, verb and what it needs) → JSON, or nil
-		"router_close": (*core).routerClose, // router (id) → nil: cancels its requests
+	"rollouts_open":       asks((*core).rolloutsOpen),
+	"rollouts_attach":     asks((*core).rolloutsAttach),
+	"rollouts_remove":     does((*core).rolloutsRemove),
+	"rollouts_put":        does((*core).rolloutsPut),
+	"rollouts_take":       asks((*core).rolloutsTake),
+	"rollouts_scoring":    asks((*core).rolloutsScoring),
+	"rollouts_batch":      asks((*core).rolloutsBatch),
+	"rollouts_set":        asks((*core).rolloutsSet),
+	"rollouts_finish":     asks((*core).rolloutsFinish),
+	"rollouts_done":       does((*core).rolloutsDone),
+	"rollouts_release":    does((*core).rolloutsRelease),
+	"rollouts_version":    does((*core).rolloutsVersion),
+	"rollouts_redispatch": asks((*core).rolloutsRedispatch),
+	"rollouts_stats":      asks((*core).rolloutsStats),
+	"rollouts_close":      does((*core).rolloutsClose),
 
-		// All of them: runtime, weights (name and the fields below).
-		"weights_bind":    (*core).weightsBind,    // use, tensors → nil: the memory of the tensors stays in place until another bind or the end of the runtime
-		"weights_publish": (*core).weightsPublish, // step, mode, ranks, timeout → version
-		"weights_stage":   (*core).weightsStage,   // version, whole, epoch, timeout → version, tensors
-		"weights_commit":  (*core).weightsCommit,  // version → version
-		"weights_fill":    (*core).weightsFill,    // version, first, addresses → nil: copies whole tensors of what was staged
-		"weights_loaded":  (*core).weightsLoaded,  // version, took, failure → nil: the engine has what was filled, or has failed
-		"weights_next":    (*core).weightsNext,    // version, timeout → version: one that is newer
-		"weights_status":  (*core).weightsStatus,  // → JSON
-	}
+	"router_open":    asks((*core).routerOpen),
+	"router_call":    asks((*core).routerCall),
+	"router_suspend": does((*core).routerSuspend),
+	"router_resume":  does((*core).routerResume),
+	"router_abort":   does((*core).routerAbort),
+	"router_stats":   asks((*core).routerStats),
+	"router_join":    does((*core).routerJoin),
+	"router_leave":   does((*core).routerLeave),
+	"router_scale":   does((*core).routerScale),
+	"router_close":   does((*core).routerClose),
+
+	"weights_bind":    does((*core).weightsBind),
+	"weights_publish": asks((*core).weightsPublish),
+	"weights_stage":   asks((*core).weightsStage),
+	"weights_commit":  asks((*core).weightsCommit),
+	"weights_fill":    does((*core).weightsFill),
+	"weights_loaded":  does((*core).weightsLoaded),
+	"weights_next":    asks((*core).weightsNext),
+	"weights_status":  asks((*core).weightsStatus),
 }
 
 // runtimeInfo describes the runtime of a driver or a worker.
@@ -227,10 +196,22 @@ func (c *core) connectedLocked() {
 	c.outbox.set(all)
 }
 
-func (c *core) open(ctx context.Context, r *request) (any, error) {
+// openRequest begins a session.
+type openRequest struct {
+	ofProcess
+	Bus       busRequest    `msgpack:"bus"`
+	Namespace string        `msgpack:"namespace"`
+	Name      string        `msgpack:"name"`
+	Lease     float64       `msgpack:"lease"`   // seconds
+	Private   bool          `msgpack:"private"` // the head ends with this process
+	Output    outputRequest `msgpack:"output"`
+	CLI       cliRequest    `msgpack:"cli"`
+}
+
+func (c *core) open(ctx context.Context, _ *core, r openRequest) (runtimeInfo, error) {
 	values, err := valuesConfig(processEnv)
 	if err != nil {
-		return nil, err
+		return runtimeInfo{}, err
 	}
 	cfg := roles.Config{
 		BusConfig: r.Bus.config(values), Namespace: r.Namespace, Name: r.Name, Lease: seconds(r.Lease), Private: r.Private, Logger: c.log,
@@ -239,17 +220,25 @@ func (c *core) open(ctx context.Context, r *request) (any, error) {
 	r.Output.apply(&c.output, &cfg)
 	rt, err := roles.Open(ctx, cfg)
 	if err != nil {
-		return nil, err
+		return runtimeInfo{}, err
 	}
 	return c.addRuntime(rt), nil
 }
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
-func (c *core) close(ctx context.Context, r *request) (any, error) {
+// endRequest ends something of a runtime, which may have ended already.
+type endRequest struct {
+	ofProcess
+	Runtime uint64 `msgpack:"runtime"`
+	Now     bool   `msgpack:"now,omitempty"` // kill instead of stop
+}
+
+// close takes the roles of a runtime down, or kills them.
+func (c *core) close(ctx context.Context, _ *core, r endRequest) error {
 	rt, err := c.runtime(r.Runtime)
 	if err != nil {
-		return nil, nil // closing twice is not an error
+		return nil // closing twice is not an error
 	}
 	c.closePipelines(ctx, r.Runtime) // stages use the roles
 	c.closeWeights(r.Runtime)
@@ -274,11 +263,11 @@ func (c *core) close(ctx context.Context, r *request) (any, error) {
 	if last {
 		c.memory.shared.closeUnused()
 	}
-	return nil, err
+	return err
 }
 
 // unfinished describes what the close of a runtime waits for; with now those workers are killed.
-func (c *core) unfinished(ctx context.Context, r *request) (any, error) {
+func (c *core) unfinished(ctx context.Context, _ *core, r endRequest) ([]string, error) {
 	c.mu.Lock()
 	rt := c.closing[r.Runtime]
 	c.mu.Unlock()
@@ -292,26 +281,37 @@ func (c *core) unfinished(ctx context.Context, r *request) (any, error) {
 }
 
 // endCreated ends what a worker has created; its session goes on.
-func (c *core) endCreated(ctx context.Context, r *request) (any, error) {
+func (c *core) endCreated(ctx context.Context, _ *core, r endRequest) error {
 	rt, err := c.runtime(r.Runtime)
 	if err != nil {
-		return nil, nil
+		return nil
 	}
-	return nil, rt.DestroyCreated(ctx, r.Now)
+	return rt.DestroyCreated(ctx, r.Now)
 }
 
 // flushOutput writes what workers have printed so far to the output pipe, and outputFlushed after it, also if some of it does not arrive in time.
-func (c *core) flushOutput(ctx context.Context, r *request) (any, error) {
-	rt, err := c.runtime(r.Runtime)
-	if err != nil {
-		return nil, err
-	}
+func (c *core) flushOutput(ctx context.Context, rt *roles.Runtime, _ runtimeRequest) error {
 	ctx, cancel := context.WithTimeout(ctx, flushTimeout)
 	defer cancel()
-	err = rt.FlushOutput(ctx)
+	err := rt.FlushOutput(ctx)
 	c.output.mark(outputFlushed)
-	return nil, err
+	return err
 }
+
+type (
+	// runtimeRequest and clusterRequest say no more than what they are about.
+	runtimeRequest struct{ ofRuntime }
+	clusterRequest struct{ ofCluster }
+	// nameRequest names a role, a driver's session or a reservation.
+	nameRequest struct {
+		ofRuntime
+		Name string `msgpack:"name"`
+	}
+	ranksRequest struct {
+		ofCluster
+		Ranks []int `msgpack:"ranks"` // empty: all
+	}
+)
 
 // clusterInfo describes a cluster.
 type clusterInfo struct {
@@ -334,10 +334,10 @@ type clusterInfo struct {
 	MasterPort  int                 `msgpack:"master_port"`
 }
 
-func (c *core) addCluster(cl *roles.Cluster) (any, error) {
+func (c *core) addCluster(cl *roles.Cluster) (clusterInfo, error) {
 	handle, err := wire.Marshal(cl.Handle())
 	if err != nil {
-		return nil, err
+		return clusterInfo{}, err
 	}
 	id := c.number()
 	c.mu.Lock()
@@ -346,21 +346,17 @@ func (c *core) addCluster(cl *roles.Cluster) (any, error) {
 	return describe(id, currentRecord(cl), handle), nil
 }
 
-// started waits until the workers of a cluster have been started.
-func (c *core) started(ctx context.Context, r *request) (any, error) {
-	cl, err := c.cluster(r.Cluster)
-	if err != nil {
-		return nil, err
-	}
-	if r.Timeout > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, seconds(r.Timeout))
-		defer cancel()
-	}
+// startedRequest waits until the workers of a cluster have been started.
+type startedRequest struct {
+	ofCluster
+	within
+}
+
+func (c *core) started(ctx context.Context, cl *cluster, r startedRequest) (clusterInfo, error) {
 	if err := cl.WaitStarted(ctx); err != nil {
-		return nil, err
+		return clusterInfo{}, err
 	}
-	return c.describe(ctx, r)
+	return c.describe(ctx, cl, clusterRequest{r.ofCluster})
 }
 
 // deathsInfo is deaths of a cluster's workers, and their number so far. Ended: there will be no more.
@@ -378,14 +374,20 @@ type deathInfo struct {
 	Error *bus.Error `msgpack:"error"`
 }
 
-func (c *core) deaths(ctx context.Context, r *request) (any, error) {
-	cl, err := c.cluster(r.Cluster)
-	if err != nil {
+// deathsRequest waits for a death after the first Seen ones.
+type deathsRequest struct {
+	ofAnyCluster
+	Seen int  `msgpack:"seen"`
+	Side bool `msgpack:"side,omitempty"` // the result goes to the side queue
+}
+
+func (c *core) deaths(ctx context.Context, cl *cluster, r deathsRequest) (deathsInfo, error) {
+	if cl == nil {
 		return deathsInfo{Seen: r.Seen, Ended: true, side: r.Side}, nil
 	}
 	deaths, seen, ok, err := cl.Deaths(ctx, r.Seen)
 	if err != nil {
-		return nil, err
+		return deathsInfo{}, err
 	}
 	out := deathsInfo{Seen: seen, Ended: !ok, side: r.Side}
 	for _, d := range deaths {
@@ -396,11 +398,7 @@ func (c *core) deaths(ctx context.Context, r *request) (any, error) {
 }
 
 // describe returns the current description of a cluster: workers may have been replaced.
-func (c *core) describe(_ context.Context, r *request) (any, error) {
-	cl, err := c.cluster(r.Cluster)
-	if err != nil {
-		return nil, err
-	}
+func (c *core) describe(_ context.Context, cl *cluster, r clusterRequest) (clusterInfo, error) {
 	handle, err := wire.Marshal(cl.Handle())
 	return describe(r.Cluster, currentRecord(cl.Cluster), handle), err
 }
@@ -423,53 +421,42 @@ func describe(id uint64, rec registry.RoleRecord, handle wire.Raw) clusterInfo {
 	}
 }
 
-func (c *core) attach(ctx context.Context, r *request) (any, error) {
-	rt, err := c.runtime(r.Runtime)
-	if err != nil {
-		return nil, err
-	}
+func (c *core) attach(ctx context.Context, rt *roles.Runtime, r nameRequest) (clusterInfo, error) {
 	cl, err := rt.Attach(ctx, r.Name)
 	if err != nil {
-		return nil, err
+		return clusterInfo{}, err
 	}
 	return c.addCluster(cl)
+}
+
+type sessionsRequest struct {
+	ofRuntime
+	within
 }
 
 // sessions finds the control service of a namespace.
-func (c *core) sessions(ctx context.Context, r *request) (any, error) {
-	rt, err := c.runtime(r.Runtime)
-	if err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, seconds(r.Timeout))
-	defer cancel()
+func (c *core) sessions(ctx context.Context, rt *roles.Runtime, _ sessionsRequest) (clusterInfo, error) {
 	cl, err := sessions.Find(ctx, rt)
 	if err != nil {
-		return nil, err
+		return clusterInfo{}, err
 	}
 	return c.addCluster(cl)
 }
 
-func (c *core) showOutput(ctx context.Context, r *request) (any, error) {
-	rt, err := c.runtime(r.Runtime)
-	if err != nil {
-		return nil, err
-	}
-	return nil, rt.ReceiveOutput(ctx, r.Name)
+// showOutput shows output that roles of others send to this driver under the name.
+func (c *core) showOutput(ctx context.Context, rt *roles.Runtime, r nameRequest) error {
+	return rt.ReceiveOutput(ctx, r.Name)
 }
 
-func (c *core) openHandle(_ context.Context, r *request) (any, error) {
-	rt, err := c.runtime(r.Runtime)
+type handleRequest struct {
+	ofRuntime
+	Handle roles.Handle `msgpack:"handle"`
+}
+
+func (c *core) openHandle(_ context.Context, rt *roles.Runtime, r handleRequest) (clusterInfo, error) {
+	cl, err := rt.Open(r.Handle)
 	if err != nil {
-		return nil, err
-	}
-	var h roles.Handle
-	if err := wire.Unmarshal(r.Handle, &h); err != nil {
-		return nil, err
-	}
-	cl, err := rt.Open(h)
-	if err != nil {
-		return nil, err
+		return clusterInfo{}, err
 	}
 	return c.addCluster(cl)
 }
@@ -480,47 +467,40 @@ func (c *core) forget(id uint64) {
 	delete(c.clusters, id)
 }
 
-func (c *core) destroy(ctx context.Context, r *request) (any, error) {
-	cl, err := c.cluster(r.Cluster)
-	if err != nil {
-		return nil, nil // destroying twice is not an error
+type anyClusterRequest struct{ ofAnyCluster }
+
+// destroy takes a role down. Destroying twice is not an error.
+func (c *core) destroy(ctx context.Context, cl *cluster, r anyClusterRequest) error {
+	if cl == nil {
+		return nil
 	}
 	if err := cl.Destroy(ctx); err != nil {
-		return nil, err
+		return err
 	}
 	c.forget(r.Cluster)
-	return nil, nil
+	return nil
 }
 
-func (c *core) kill(ctx context.Context, r *request) (any, error) {
-	cl, err := c.cluster(r.Cluster)
-	if err != nil {
-		return nil, nil
+type killRequest struct {
+	ofAnyCluster
+	Ranks []int `msgpack:"ranks,omitempty"` // empty: the role
+}
+
+func (c *core) kill(ctx context.Context, cl *cluster, r killRequest) error {
+	if cl == nil {
+		return nil
 	}
 	if len(r.Ranks) > 0 {
-		return nil, cl.KillRanks(ctx, r.Ranks...)
+		return cl.KillRanks(ctx, r.Ranks...)
 	}
 	if err := cl.Kill(ctx); err != nil {
-		return nil, err
+		return err
 	}
 	c.forget(r.Cluster)
-	return nil, nil
+	return nil
 }
 
-func (c *core) release(ctx context.Context, r *request) (any, error) {
-	cl, err := c.cluster(r.Cluster)
-	if err != nil {
-		return nil, nil
-	}
-	c.forget(r.Cluster)
-	return nil, cl.Close(ctx)
-}
-
-func (c *core) roles(ctx context.Context, r *request) (any, error) {
-	rt, err := c.runtime(r.Runtime)
-	if err != nil {
-		return nil, err
-	}
+func (c *core) roles(ctx context.Context, rt *roles.Runtime, _ runtimeRequest) ([]clusterInfo, error) {
 	all, err := rt.Roles(ctx)
 	out := make([]clusterInfo, len(all))
 	for i, rec := range all {
@@ -530,99 +510,79 @@ func (c *core) roles(ctx context.Context, r *request) (any, error) {
 }
 
 // timeline merges the flight recorders of all roles of the namespace whose workers run.
-func (c *core) timeline(ctx context.Context, r *request) (any, error) {
-	rt, err := c.runtime(r.Runtime)
-	if err != nil {
-		return nil, err
-	}
+func (c *core) timeline(ctx context.Context, rt *roles.Runtime, _ runtimeRequest) (string, error) {
 	t, err := rt.Timeline(ctx)
 	if err != nil {
-		return nil, err
+		return "", err
 	}
-	out, err := json.Marshal(t)
-	return string(out), err
+	return jsonText(t)
 }
 
-func (c *core) measured(_ context.Context, r *request) (any, error) {
-	rt, err := c.runtime(r.Runtime)
-	if err != nil {
-		return nil, err
-	}
-	return nil, rt.Bus().PublishMeasured(rt.Namespace(), rt.Session(), r.Measured)
+func jsonText(v any) (string, error) {
+	text, err := json.Marshal(v)
+	return string(text), err
+}
+
+// measuredRequest is series that the program measures.
+type measuredRequest struct {
+	ofRuntime
+	Measured []bus.Measured `msgpack:"measured"`
+}
+
+func (c *core) measured(_ context.Context, rt *roles.Runtime, r measuredRequest) error {
+	return rt.Bus().PublishMeasured(rt.Namespace(), rt.Session(), r.Measured)
 }
 
 // info asks every worker for its Info; see restarting.go.
-func (c *core) info(ctx context.Context, r *request) (any, error) {
-	cl, err := c.cluster(r.Cluster)
-	if err != nil {
-		return nil, err
-	}
+func (c *core) info(ctx context.Context, cl *cluster, _ clusterRequest) ([]actors.Info, error) {
 	return cl.infos(ctx)
 }
 
-func (c *core) health(_ context.Context, r *request) (any, error) {
-	cl, err := c.cluster(r.Cluster)
-	if err != nil {
-		return nil, err
-	}
+func (c *core) health(_ context.Context, cl *cluster, _ clusterRequest) ([]actors.Heartbeat, error) {
 	return cl.beats(), nil
 }
 
 // waitReady waits until no worker of a cluster is being restarted.
-func (c *core) waitReady(ctx context.Context, r *request) (any, error) {
-	cl, err := c.cluster(r.Cluster)
-	if err != nil {
-		return nil, err
-	}
-	ctx, cancel := r.within(ctx)
-	defer cancel()
-	return nil, cl.WaitReady(ctx)
+func (c *core) waitReady(ctx context.Context, cl *cluster, _ startedRequest) error {
+	return cl.WaitReady(ctx)
 }
 
-func (c *core) resize(ctx context.Context, r *request) (any, error) {
-	cl, err := c.cluster(r.Cluster)
-	if err != nil {
-		return nil, err
-	}
-	ctx, cancel := r.within(ctx)
-	defer cancel()
-	return nil, cl.Resize(ctx, r.Replicas)
+type resizeRequest struct {
+	ofCluster
+	within
+	Replicas int `msgpack:"replicas"`
 }
 
-func (c *core) members(ctx context.Context, r *request) (any, error) {
-	cl, err := c.cluster(r.Cluster)
-	if err != nil {
-		return nil, err
+func (c *core) resize(ctx context.Context, cl *cluster, r resizeRequest) error {
+	return cl.Resize(ctx, r.Replicas)
+}
+
+type (
+	changedRequest struct {
+		ofCluster
+		within
+		Epoch uint64 `msgpack:"epoch"`
 	}
+	replaceRequest struct {
+		ofCluster
+		within
+		Rank   int    `msgpack:"rank"`
+		Reason string `msgpack:"reason"`
+	}
+)
+
+func (c *core) members(ctx context.Context, cl *cluster, _ clusterRequest) (roles.Membership, error) {
 	return cl.Members(ctx)
 }
 
-func (c *core) changed(ctx context.Context, r *request) (any, error) {
-	cl, err := c.cluster(r.Cluster)
-	if err != nil {
-		return nil, err
-	}
-	ctx, cancel := r.within(ctx)
-	defer cancel()
+// changed waits for a membership of a later epoch.
+func (c *core) changed(ctx context.Context, cl *cluster, r changedRequest) (roles.Membership, error) {
 	return cl.Changed(ctx, r.Epoch)
 }
 
-func (c *core) replace(ctx context.Context, r *request) (any, error) {
-	cl, err := c.cluster(r.Cluster)
-	if err != nil {
-		return nil, err
-	}
-	ctx, cancel := r.within(ctx)
-	defer cancel()
-	return nil, cl.Replace(ctx, r.Ranks[0], r.Reason)
-}
-
-// within is the context for the timeout of a request, if it has one.
-func (r *request) within(ctx context.Context) (context.Context, context.CancelFunc) {
-	if r.Timeout > 0 {
-		return context.WithTimeout(ctx, seconds(r.Timeout))
-	}
-	return context.WithCancel(ctx)
+// replace gives a rank another process.
+func (c *core) replace(ctx context.Context, cl *cluster, r replaceRequest) error {
+	return cl.Replace(ctx, r.Rank, r.Reason)
 }
 
 // workerInfo describes the worker of this process and its runtime.
@@ -640,16 +600,21 @@ type workerInfo struct {
 	Devices []string      `msgpack:"devices"`
 }
 
-func (c *core) workerOpen(ctx context.Context, r *request) (any, error) {
+type assignmentRequest struct {
+	ofProcess
+	Assignment string `msgpack:"assignment"` // path of the file
+}
+
+func (c *core) workerOpen(ctx context.Context, _ *core, r assignmentRequest) (workerInfo, error) {
 	values, err := valuesConfig(processEnv)
 	if err != nil {
-		return nil, err
+		return workerInfo{}, err
 	}
 	p, err := roles.OpenWorkerProcess(ctx, roles.WorkerProcessConfig{
 		Assignment: r.Assignment, ClassFunc: c.class, LocalClassFunc: c.servedClass, Values: values, Logger: c.log,
 	})
 	if err != nil {
-		return nil, err
+		return workerInfo{}, err
 	}
 	c.mu.Lock()
 	c.worker = &worker{core: c, process: p}
@@ -665,7 +630,10 @@ func (c *core) workerOpen(ctx context.Context, r *request) (any, error) {
 	}, nil
 }
 
-func (c *core) workerOf() (*worker, error) {
+// ofWorker is of requests about the worker of this process.
+type ofWorker struct{}
+
+func (ofWorker) find(c *core) (*worker, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.worker == nil {
@@ -674,51 +642,50 @@ func (c *core) workerOf() (*worker, error) {
 	return c.worker, nil
 }
 
-func (c *core) workerStart(ctx context.Context, _ *request) (any, error) {
-	w, err := c.workerOf()
-	if err == nil {
-		err = w.process.Start(ctx)
+type (
+	workerRequest     struct{ ofWorker }
+	workerFailRequest struct {
+		ofWorker
+		Error *bus.Error `msgpack:"error"`
 	}
-	if err == nil {
-		spawn(w.follow, func(err error) { c.log.Error("libtroupe: follow the worker", "error", err) })
+	workerStopRequest struct {
+		ofWorker
+		Grace float64 `msgpack:"grace"` // seconds
 	}
-	return nil, err
+)
+
+func (c *core) workerStart(ctx context.Context, w *worker, _ workerRequest) error {
+	if err := w.process.Start(ctx); err != nil {
+		return err
+	}
+	spawn(w.follow, func(err error) { c.log.Error("libtroupe: follow the worker", "error", err) })
+	return nil
 }
 
-func (c *core) workerFail(_ context.Context, r *request) (any, error) {
-	w, err := c.workerOf()
-	if err == nil {
-		w.process.Fail(r.Error)
-	}
-	return nil, err
+// workerFail reports that the worker cannot start.
+func (c *core) workerFail(_ context.Context, w *worker, r workerFailRequest) error {
+	w.process.Fail(r.Error)
+	return nil
 }
 
-func (c *core) workerStop(ctx context.Context, r *request) (any, error) {
-	w, err := c.workerOf()
-	if err != nil || w.process.Worker() == nil {
-		return nil, err
+func (c *core) workerStop(ctx context.Context, w *worker, r workerStopRequest) error {
+	if w.process.Worker() == nil {
+		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, seconds(r.Grace))
 	defer cancel()
 	_ = w.process.Worker().Stop(ctx) // a failure is reported by follow
-	return nil, nil
+	return nil
 }
 
-func (c *core) workerClose(ctx context.Context, _ *request) (any, error) {
-	w, err := c.workerOf()
+// workerClose disconnects. A process that is not a worker has nothing to disconnect.
+func (c *core) workerClose(ctx context.Context, _ *core, _ processRequest) error {
+	w, err := ofWorker{}.find(c)
 	if err != nil {
-		return nil, nil
+		return nil
 	}
 	c.closeAllWeights()
-	return nil, w.process.Close(ctx)
+	return w.process.Close(ctx)
 }
 
-// panicForTest panics in the request, or with the name "goroutine" in a goroutine of the packages below.
-func (c *core) panicForTest(ctx context.Context, r *request) (any, error) {
-	if r.Name == "goroutine" {
-		bus.Go(func() { panic("on purpose") })
-		<-ctx.Done()
-		return nil, ctx.Err()
-	}
-	panic("on purpose")
-}
+type processRequest struct{ ofProcess }

@@ -6,6 +6,7 @@ import (
 	"troupe/gpu"
 	"troupe/placement"
 	"troupe/placement/planner"
+	"troupe/roles"
 )
 
 // nodeResources is a node with its totals and what is not reserved of them.
@@ -27,11 +28,7 @@ type nodeResources struct {
 }
 
 // nodes lists the nodes that the placement service knows, with what the reservations of all namespaces leave free.
-func (c *core) nodes(ctx context.Context, r *request) (any, error) {
-	rt, err := c.runtime(r.Runtime)
-	if err != nil {
-		return nil, err
-	}
+func (c *core) nodes(ctx context.Context, rt *roles.Runtime, _ runtimeRequest) ([]nodeResources, error) {
 	client, err := placement.NewClient(rt.Bus(), "")
 	if err != nil {
 		return nil, err

@@ -2,13 +2,13 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"time"
 
 	"troupe/bus"
 	"troupe/pipeline"
 	"troupe/pipeline/rollouts"
+	"troupe/roles"
 )
 
 // openRollouts is rollouts that this process runs, stands by for, or uses.
@@ -16,33 +16,81 @@ type openRollouts struct {
 	*rollouts.Client
 	runtime uint64
 	server  *rollouts.Server // nil: others run them
-	held    map[uint64]any   // *rollouts.Taken, *rollouts.Batch and *rollouts.Held, by number; core.mu guards it
+	loans   map[uint64]any   // *rollouts.Taken, *rollouts.Batch and *rollouts.Held, by number; core.mu guards it
 }
 
-// rolloutsRequest is the fields of rollouts ops.
-type rolloutsRequest struct {
-	ID       uint64        `msgpack:"id"`
-	Spec     rollouts.Spec `msgpack:"spec"`
-	After    float64       `msgpack:"after"` // seconds, as the timeout of a turn
-	Turn     float64       `msgpack:"turn_timeout"`
-	Stale    float64       `msgpack:"stale"`
-	Replicas int           `msgpack:"replicas"`
-
-	Verb    string         `msgpack:"verb"`
-	Held    uint64         `msgpack:"held"`
-	Source  string         `msgpack:"source"`
-	Number  uint64         `msgpack:"number"`
-	Name    string         `msgpack:"name"` // of a group
-	Group   uint64         `msgpack:"group"`
-	Index   int            `msgpack:"index"`
-	At      int            `msgpack:"at"` // turn
-	Last    bool           `msgpack:"last"`
-	Version float64        `msgpack:"version"`
-	Fields  []rolloutField `msgpack:"fields"`
-	Field   string         `msgpack:"field"`
-	Count   int            `msgpack:"count"`
-	Timeout *float64       `msgpack:"timeout"` // seconds; nil: none
+// ofRollouts is of requests about open rollouts.
+type ofRollouts struct {
+	ID uint64 `msgpack:"id"`
 }
+
+func (q ofRollouts) find(c *core) (*openRollouts, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if o := c.rollouts[q.ID]; o != nil {
+		return o, nil
+	}
+	return nil, bus.Errorf(bus.CodeClosed, "these rollouts are closed")
+}
+
+type (
+	rolloutsRequest     struct{ ofRollouts }
+	rolloutsOpenRequest struct {
+		nameRequest
+		By       string        `msgpack:"by"`
+		Spec     rollouts.Spec `msgpack:"spec"`
+		After    float64       `msgpack:"after"` // seconds, as the timeout of a turn
+		Turn     float64       `msgpack:"turn_timeout"`
+		Stale    float64       `msgpack:"stale"`
+		Replicas int           `msgpack:"replicas"`
+	}
+	rolloutsPutRequest struct {
+		ofRollouts
+		within
+		Source string         `msgpack:"source"`
+		Number uint64         `msgpack:"number"`
+		Fields []rolloutField `msgpack:"fields"`
+	}
+	rolloutsTakeRequest struct {
+		ofRollouts
+		within
+	}
+	rolloutsScoringRequest struct {
+		rolloutsTakeRequest
+		Field string `msgpack:"field"`
+		Count int    `msgpack:"count"`
+	}
+	rolloutsBatchRequest struct {
+		rolloutsTakeRequest
+		Count int `msgpack:"count"`
+	}
+	rolloutsSetRequest struct {
+		ofRollouts
+		Group  uint64         `msgpack:"group"`
+		Index  int            `msgpack:"index"`
+		Name   string         `msgpack:"name"` // of the group
+		Fields []rolloutField `msgpack:"fields"`
+	}
+	rolloutsLoanRequest struct {
+		ofRollouts
+		Loan uint64 `msgpack:"loan"`
+	}
+	rolloutsFinishRequest struct {
+		rolloutsLoanRequest
+		Turn    int            `msgpack:"turn"`
+		Last    bool           `msgpack:"last"`
+		Version float64        `msgpack:"version"`
+		Fields  []rolloutField `msgpack:"fields"`
+	}
+	rolloutsVersionRequest struct {
+		ofRollouts
+		Version float64 `msgpack:"version"`
+	}
+	rolloutsGroupRequest struct {
+		ofRollouts
+		Group uint64 `msgpack:"group"` // 0: all
+	}
+)
 
 // rolloutField is a named value with its encoded body.
 type rolloutField struct {
@@ -59,7 +107,6 @@ type rolloutTurn struct {
 
 // rolloutSample is a sample as Python gets it.
 type rolloutSample struct {
-	Held    uint64         `msgpack:"held"`
 	Group   uint64         `msgpack:"group"`
 	Index   int            `msgpack:"index"`
 	Attempt int            `msgpack:"attempt"`
@@ -80,26 +127,21 @@ type rolloutGroup struct {
 	Samples []rolloutSample `msgpack:"samples"`
 }
 
-// rolloutsGot is what a verb got and holds; number 0: nothing was ready in time.
+// rolloutsGot is what a request got on loan; number 0: nothing was ready in time.
 type rolloutsGot struct {
-	Held    uint64          `msgpack:"held"`
+	Loan    uint64          `msgpack:"loan"`
 	Samples []rolloutSample `msgpack:"samples"`
 	Groups  []rolloutGroup  `msgpack:"groups"`
 }
 
 // rolloutsOpen runs rollouts in this process, or stands by.
-func (c *core) rolloutsOpen(ctx context.Context, r *request) (any, error) {
-	rt, err := c.runtime(r.Runtime)
-	if err != nil {
-		return nil, err
-	}
-	q := &r.Rollouts
+func (c *core) rolloutsOpen(ctx context.Context, rt *roles.Runtime, q rolloutsOpenRequest) (uint64, error) {
 	q.Spec.After, q.Spec.Timeout, q.Spec.Bound = seconds(q.After), seconds(q.Turn), pipeline.VersionOf(q.Stale)
-	server, err := rollouts.Serve(ctx, rollouts.Config{Bus: rt.Bus(), Namespace: rt.Namespace(), Replicas: q.Replicas, By: r.Name, Logger: c.log}, q.Name, q.Spec)
+	server, err := rollouts.Serve(ctx, rollouts.Config{Bus: rt.Bus(), Namespace: rt.Namespace(), Replicas: q.Replicas, By: q.By, Logger: c.log}, q.Name, q.Spec)
 	if err != nil {
-		return nil, err
+		return 0, err
 	}
-	id, err := c.addRollouts(r, server)
+	id, err := c.addRollouts(rt, q.nameRequest, server)
 	if err != nil {
 		server.Close()
 	}
@@ -107,45 +149,37 @@ func (c *core) rolloutsOpen(ctx context.Context, r *request) (any, error) {
 }
 
 // rolloutsAttach uses rollouts that another process runs, now or later.
-func (c *core) rolloutsAttach(_ context.Context, r *request) (any, error) {
-	return c.addRollouts(r, nil)
+func (c *core) rolloutsAttach(_ context.Context, rt *roles.Runtime, q nameRequest) (uint64, error) {
+	return c.addRollouts(rt, q, nil)
 }
 
-func (c *core) addRollouts(r *request, server *rollouts.Server) (any, error) {
-	rt, err := c.runtime(r.Runtime)
+func (c *core) addRollouts(rt *roles.Runtime, q nameRequest, server *rollouts.Server) (uint64, error) {
+	client, err := rollouts.Connect(rt.Bus(), rt.Namespace(), q.Name)
 	if err != nil {
-		return nil, err
-	}
-	client, err := rollouts.Connect(rt.Bus(), rt.Namespace(), r.Rollouts.Name)
-	if err != nil {
-		return nil, err
+		return 0, err
 	}
 	id := c.number()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.rollouts[id] = &openRollouts{client, r.Runtime, server, map[uint64]any{}}
+	c.rollouts[id] = &openRollouts{client, q.Runtime, server, map[uint64]any{}}
 	return id, nil
 }
 
 // rolloutsRemove removes the stored data of rollouts that do not run.
-func (c *core) rolloutsRemove(ctx context.Context, r *request) (any, error) {
-	rt, err := c.runtime(r.Runtime)
+func (c *core) rolloutsRemove(ctx context.Context, rt *roles.Runtime, q nameRequest) error {
+	client, err := rollouts.Connect(rt.Bus(), rt.Namespace(), q.Name)
 	if err != nil {
-		return nil, err
-	}
-	client, err := rollouts.Connect(rt.Bus(), rt.Namespace(), r.Rollouts.Name)
-	if err != nil {
-		return nil, err
+		return err
 	}
 	defer client.Close()
-	return nil, client.Remove(ctx)
+	return client.Remove(ctx)
 }
 
-// rolloutsClose ends what this process runs and gives back what it holds.
-func (c *core) rolloutsClose(ctx context.Context, r *request) (any, error) {
+// rolloutsClose ends what this process runs and gives back what it has on loan.
+func (c *core) rolloutsClose(_ context.Context, _ *core, q closeRequest) error {
 	c.mu.Lock()
-	o := c.rollouts[r.Rollouts.ID]
-	delete(c.rollouts, r.Rollouts.ID)
+	o := c.rollouts[q.ID]
+	delete(c.rollouts, q.ID)
 	c.mu.Unlock()
 	if o != nil {
 		o.Close()
@@ -153,7 +187,7 @@ func (c *core) rolloutsClose(ctx context.Context, r *request) (any, error) {
 			o.server.Close()
 		}
 	}
-	return nil, nil
+	return nil
 }
 
 // closeRollouts ends the rollouts of a runtime that is being closed.
@@ -167,87 +201,80 @@ func (c *core) closeRollouts(ctx context.Context, runtime uint64) {
 	}
 	c.mu.Unlock()
 	for _, id := range ids {
-		_, _ = c.rolloutsClose(ctx, &request{Rollouts: rolloutsRequest{ID: id}}) // never fails
+		_ = c.rolloutsClose(ctx, c, closeRequest{ID: id}) // never fails
 	}
 }
 
-// hold keeps what was got under a number.
-func (c *core) hold(o *openRollouts, what any) uint64 {
+// lendRollouts keeps what was got under a number.
+func (c *core) lendRollouts(o *openRollouts, what any) uint64 {
 	id := c.number()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	o.held[id] = what
+	o.loans[id] = what
 	return id
 }
 
-// find is what is held under a number; with end it is held no longer.
-func (c *core) find(o *openRollouts, id uint64, end bool) any {
+// rolloutsLoan is what was got under a number; with end the number is of nothing from now on.
+func (c *core) rolloutsLoan(o *openRollouts, id uint64, end bool) any {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	what := o.held[id]
+	what := o.loans[id]
 	if end {
-		delete(o.held, id)
+		delete(o.loans, id)
 	}
 	return what
 }
 
-// rolloutsVerb runs a verb of a client.
-func (c *core) rolloutsVerb(ctx context.Context, r *request) (any, error) {
-	q := &r.Rollouts
-	c.mu.Lock()
-	o := c.rollouts[q.ID]
-	c.mu.Unlock()
-	if o == nil {
-		return nil, bus.Errorf(bus.CodeClosed, "these rollouts are closed")
-	}
-	ctx, cancel := within(ctx, q.Timeout)
-	defer cancel()
-	switch q.Verb {
-	case "take", "scoring", "batch":
-		got, err := c.rolloutsGet(ctx, o, q)
-		if errors.Is(err, bus.ErrTimedOut) && errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			return rolloutsGot{}, nil
-		}
-		return got, err
-	case "put":
-		return nil, o.Put(ctx, q.Source, q.Number, fieldsOf(q.Fields))
-	case "set":
-		return kept(o.Set(ctx, q.Group, q.Index, q.Name, fieldsOf(q.Fields)))
-	case "finish":
-		t, _ := c.find(o, q.Held, false).(*rollouts.Taken)
-		if t == nil {
-			return nil, bus.Errorf(bus.CodeInvalid, "this sample was released")
-		}
-		return kept(t.Finish(ctx, q.At, pipeline.VersionOf(q.Version), q.Last, fieldsOf(q.Fields)))
-	case "done":
-		b, _ := c.find(o, q.Held, false).(*rollouts.Batch)
-		if b == nil {
-			return nil, bus.Errorf(bus.CodeInvalid, "this batch was released")
-		}
-		err := b.Done(ctx)
-		if err == nil {
-			c.find(o, q.Held, true)
-		}
-		return nil, err
-	case "release":
-		return nil, release(ctx, c.find(o, q.Held, true))
-	case "version":
-		return nil, o.SetVersion(ctx, pipeline.VersionOf(q.Version))
-	case "redispatch":
-		return o.Redispatch(ctx, q.Group)
-	case "stats":
-		st, err := o.Status(ctx)
-		if err != nil {
-			return nil, err
-		}
-		text, err := json.Marshal(st)
-		return string(text), err
-	}
-	return nil, bus.Errorf(bus.CodeInvalid, "rollouts have no verb %q", q.Verb)
+func (c *core) rolloutsPut(ctx context.Context, o *openRollouts, q rolloutsPutRequest) error {
+	return o.Put(ctx, q.Source, q.Number, fieldsOf(q.Fields))
 }
 
-// kept says whether a write was stored; false: somebody else makes that part by now.
-func kept(err error) (any, error) {
+func (c *core) rolloutsSet(ctx context.Context, o *openRollouts, q rolloutsSetRequest) (bool, error) {
+	return stored(o.Set(ctx, q.Group, q.Index, q.Name, fieldsOf(q.Fields)))
+}
+
+func (c *core) rolloutsFinish(ctx context.Context, o *openRollouts, q rolloutsFinishRequest) (bool, error) {
+	t, _ := c.rolloutsLoan(o, q.Loan, false).(*rollouts.Taken)
+	if t == nil {
+		return false, bus.Errorf(bus.CodeInvalid, "this sample was released")
+	}
+	return stored(t.Finish(ctx, q.Turn, pipeline.VersionOf(q.Version), q.Last, fieldsOf(q.Fields)))
+}
+
+func (c *core) rolloutsDone(ctx context.Context, o *openRollouts, q rolloutsLoanRequest) error {
+	b, _ := c.rolloutsLoan(o, q.Loan, false).(*rollouts.Batch)
+	if b == nil {
+		return bus.Errorf(bus.CodeInvalid, "this batch was released")
+	}
+	err := b.Done(ctx)
+	if err == nil {
+		c.rolloutsLoan(o, q.Loan, true)
+	}
+	return err
+}
+
+func (c *core) rolloutsRelease(ctx context.Context, o *openRollouts, q rolloutsLoanRequest) error {
+	return release(ctx, c.rolloutsLoan(o, q.Loan, true))
+}
+
+func (c *core) rolloutsVersion(ctx context.Context, o *openRollouts, q rolloutsVersionRequest) error {
+	return o.SetVersion(ctx, pipeline.VersionOf(q.Version))
+}
+
+func (c *core) rolloutsRedispatch(ctx context.Context, o *openRollouts, q rolloutsGroupRequest) (int, error) {
+	return o.Redispatch(ctx, q.Group)
+}
+
+func (c *core) rolloutsStats(ctx context.Context, o *openRollouts, _ rolloutsRequest) (string, error) {
+	status, err := o.Status(ctx)
+	if err != nil {
+		return "", err
+	}
+	return jsonText(status)
+}
+
+// stored says whether a write was stored; false: another process makes that part by now.
+func stored(err error) (bool, error) {
 	if errors.Is(err, bus.ErrFenced) {
 		return false, nil
 	}
@@ -269,44 +296,55 @@ func fieldsOf(fields []rolloutField) []rollouts.Field {
 	return out
 }
 
-// rolloutsGet gets samples or groups and reads their bodies. If a body cannot be read, what was got is given back.
-func (c *core) rolloutsGet(ctx context.Context, o *openRollouts, q *rolloutsRequest) (got rolloutsGot, err error) {
-	var held any
-	var read bodyReads
-	switch q.Verb {
-	case "take":
-		t, err := o.Take(ctx)
-		if err != nil {
-			return got, err
-		}
-		held = t
-		got.Samples = read.samples([]rollouts.Sample{t.Sample}, true)
-	case "scoring":
-		all, h, err := o.Scoring(ctx, q.Field, q.Count)
-		if err != nil {
-			return got, err
-		}
-		held = h
-		got.Samples = read.samples(all, true)
-	case "batch":
-		b, err := o.Batch(ctx, q.Count)
-		if err != nil {
-			return got, err
-		}
-		held = b
-		for _, g := range b.Groups {
-			got.Groups = append(got.Groups, rolloutGroup{ID: g.ID, Version: g.Version.Float(), Samples: read.samples(g.Samples, false)})
-		}
-		for i := range b.Groups {
-			read.add(&b.Groups[i].Prompt, &got.Groups[i].Prompt)
-		}
+func (c *core) rolloutsTake(ctx context.Context, o *openRollouts, _ rolloutsTakeRequest) (rolloutsGot, error) {
+	t, err := o.Take(ctx)
+	if err != nil {
+		return nothingInTime(ctx, err)
 	}
+	var read bodyReads
+	return c.got(ctx, o, t, &read, rolloutsGot{Samples: read.samples([]rollouts.Sample{t.Sample}, true)})
+}
+
+func (c *core) rolloutsScoring(ctx context.Context, o *openRollouts, q rolloutsScoringRequest) (rolloutsGot, error) {
+	all, loan, err := o.Scoring(ctx, q.Field, q.Count)
+	if err != nil {
+		return nothingInTime(ctx, err)
+	}
+	var read bodyReads
+	return c.got(ctx, o, loan, &read, rolloutsGot{Samples: read.samples(all, true)})
+}
+
+func (c *core) rolloutsBatch(ctx context.Context, o *openRollouts, q rolloutsBatchRequest) (got rolloutsGot, err error) {
+	b, err := o.Batch(ctx, q.Count)
+	if err != nil {
+		return nothingInTime(ctx, err)
+	}
+	var read bodyReads
+	for _, g := range b.Groups {
+		got.Groups = append(got.Groups, rolloutGroup{ID: g.ID, Version: g.Version.Float(), Samples: read.samples(g.Samples, false)})
+	}
+	for i := range b.Groups {
+		read.add(&b.Groups[i].Prompt, &got.Groups[i].Prompt)
+	}
+	return c.got(ctx, o, b, &read, got)
+}
+
+// nothingInTime is the answer after an error: no loan if nothing came in time.
+func nothingInTime(ctx context.Context, err error) (rolloutsGot, error) {
+	if errors.Is(err, bus.ErrTimedOut) && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		err = nil
+	}
+	return rolloutsGot{}, err
+}
+
+// got reads the bodies of what was got. If one cannot be read, it is given back.
+func (c *core) got(ctx context.Context, o *openRollouts, loan any, read *bodyReads, got rolloutsGot) (rolloutsGot, error) {
 	reading, cancel := context.WithTimeout(context.WithoutCancel(ctx), readTimeout)
 	defer cancel()
 	if err := read.run(reading, o.Client); err != nil || errors.Is(ctx.Err(), context.Canceled) {
-		return rolloutsGot{}, errors.Join(err, ctx.Err(), release(context.WithoutCancel(ctx), held))
+		return rolloutsGot{}, errors.Join(err, ctx.Err(), release(context.WithoutCancel(ctx), loan))
 	}
-	got.Held = c.hold(o, held)
+	got.Loan = c.lendRollouts(o, loan)
 	return got, nil
 }
 

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"time"
 
@@ -18,36 +17,62 @@ type openRouter struct {
 	cancel context.CancelFunc
 }
 
-// routerRequest is the fields of router ops.
-type routerRequest struct {
-	ID      uint64   `msgpack:"id"`
-	Timeout *float64 `msgpack:"timeout"` // seconds; nil: none
-
-	Method  string `msgpack:"method"`
-	Abort   string `msgpack:"abort"`
-	Credits int    `msgpack:"credits"`
-	Waiting int    `msgpack:"waiting"`
-	Sticky  bool   `msgpack:"sticky"`
-	// Clusters are the clusters whose ranks it starts with.
-	Clusters []uint64 `msgpack:"clusters"`
-
-	Request string `msgpack:"request"` // name of the request
-	Key     string `msgpack:"key"`
-	Body    []byte `msgpack:"body"` // the body of a call: [positional, named]
-	Again   bool   `msgpack:"again"`
-	Scope   []byte `msgpack:"scope"` // where it is made; see scopeOf
-
-	Verb    string `msgpack:"verb"`
-	Cluster uint64 `msgpack:"cluster"`
-	Ranks   []int  `msgpack:"ranks"`
-	Workers int    `msgpack:"workers"`
+// ofRouter is of requests about a router.
+type ofRouter struct {
+	ID uint64 `msgpack:"id"`
 }
 
-func (c *core) routerOpen(_ context.Context, r *request) (any, error) {
-	q := r.Router
+func (q ofRouter) find(c *core) (*openRouter, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if r := c.routers[q.ID]; r != nil {
+		return r, nil
+	}
+	return nil, bus.Errorf(bus.CodeClosed, "this router is closed")
+}
+
+type (
+	routerRequest     struct{ ofRouter }
+	routerOpenRequest struct {
+		ofProcess
+		Method   string   `msgpack:"method"`
+		Abort    string   `msgpack:"abort"`
+		Credits  int      `msgpack:"credits"`
+		Waiting  int      `msgpack:"waiting"`
+		Sticky   bool     `msgpack:"sticky"`
+		Clusters []uint64 `msgpack:"clusters"` // clusters whose ranks it starts with
+	}
+	routerCallRequest struct {
+		ofRouter
+		Request string   `msgpack:"request"` // name of the request
+		Key     string   `msgpack:"key"`
+		Body    []byte   `msgpack:"body"` // the body of a call: [positional, named]
+		Again   bool     `msgpack:"again"`
+		Scope   []byte   `msgpack:"scope"`             // where it is made: a callScope
+		Limit   *float64 `msgpack:"timeout,omitempty"` // seconds
+	}
+	routerAbortRequest struct {
+		ofRouter
+		Request string `msgpack:"request"`
+	}
+	routerRanksRequest struct {
+		ofRouter
+		within
+		Cluster uint64 `msgpack:"cluster"`
+		Ranks   []int  `msgpack:"ranks"` // empty: all
+	}
+	routerScaleRequest struct {
+		ofRouter
+		within
+		Cluster uint64 `msgpack:"cluster"`
+		Workers int    `msgpack:"workers"`
+	}
+)
+
+func (c *core) routerOpen(_ context.Context, _ *core, q routerOpenRequest) (uint64, error) {
 	made, err := router.New(router.Config{Method: q.Method, AbortMethod: q.Abort, Credits: q.Credits, Waiting: q.Waiting, Sticky: q.Sticky})
 	if err != nil {
-		return nil, err
+		return 0, err
 	}
 	for _, id := range q.Clusters {
 		cl, err := c.cluster(id)
@@ -55,7 +80,7 @@ func (c *core) routerOpen(_ context.Context, r *request) (any, error) {
 			err = made.Join(cl.Cluster)
 		}
 		if err != nil {
-			return nil, err
+			return 0, err
 		}
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -66,18 +91,9 @@ func (c *core) routerOpen(_ context.Context, r *request) (any, error) {
 	return id, nil
 }
 
-func (c *core) router(id uint64) (*openRouter, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if r := c.routers[id]; r != nil {
-		return r, nil
-	}
-	return nil, bus.Errorf(bus.CodeClosed, "this router is closed")
-}
-
 // until bounds ctx by the router's end and the timeout.
 func (r *openRouter) until(ctx context.Context, timeout *float64) (context.Context, context.CancelFunc) {
-	ctx, cancel := within(ctx, timeout)
+	ctx, cancel := within{timeout}.bound(ctx)
 	stop := context.AfterFunc(r.ctx, bus.Guard(cancel))
 	return ctx, func() { stop(); cancel() }
 }
@@ -106,20 +122,16 @@ func arguments(body []byte) (args []any, named map[string]any, err error) {
 	return args, named, nil
 }
 
-func (c *core) routerCall(ctx context.Context, r *request) (any, error) {
-	to, err := c.router(r.Router.ID)
-	if err != nil {
+func (c *core) routerCall(ctx context.Context, to *openRouter, r routerCallRequest) (body []byte, err error) {
+	q := router.Request{ID: r.Request, Key: r.Key, RetryOnLoss: r.Again}
+	if q.Args, q.Named, err = arguments(r.Body); err != nil {
 		return nil, err
 	}
-	q := router.Request{ID: r.Router.Request, Key: r.Router.Key, RetryOnLoss: r.Router.Again}
-	if q.Args, q.Named, err = arguments(r.Router.Body); err != nil {
-		return nil, err
-	}
-	timeout, own := r.Router.Timeout, time.Duration(0)
+	timeout, own := r.Limit, time.Duration(0)
 	if timeout != nil {
 		own = seconds(*timeout)
 	}
-	limits, err := c.nested(r.Router.Scope, own)
+	limits, err := c.nested(r.Scope, own)
 	if err != nil {
 		return nil, err
 	}
@@ -127,7 +139,7 @@ func (c *core) routerCall(ctx context.Context, r *request) (any, error) {
 		left := limits.timeout.Seconds()
 		timeout = &left
 	}
-	ctx, cancel := to.until(c.scopeOf(ctx, r.Router.Scope), timeout)
+	ctx, cancel := to.until(c.scopeOf(ctx, r.Scope), timeout)
 	defer cancel()
 	defer context.AfterFunc(limits.ctx, bus.Guard(cancel))()
 	answer, err := to.Call(ctx, q)
@@ -138,54 +150,62 @@ func (c *core) routerCall(ctx context.Context, r *request) (any, error) {
 	return []byte(answer), err
 }
 
-func (c *core) routerVerb(ctx context.Context, r *request) (any, error) {
-	to, err := c.router(r.Router.ID)
-	if err != nil {
-		return nil, err
-	}
-	ctx, cancel := to.until(ctx, r.Router.Timeout)
-	defer cancel()
-	switch q := r.Router; q.Verb {
-	case "suspend":
-		to.Suspend()
-		return nil, nil
-	case "resume":
-		to.Resume()
-		return nil, nil
-	case "abort":
-		return nil, to.Abort(ctx, q.Request)
-	case "stats":
-		text, err := json.Marshal(to.Status())
-		return string(text), err
-	case "join", "leave", "scale":
-		return nil, c.resizeRouter(ctx, to, q)
-	}
-	return nil, bus.Errorf(bus.CodeInvalid, "a router has no verb %q", r.Router.Verb)
+func (c *core) routerSuspend(_ context.Context, to *openRouter, _ routerRequest) error {
+	to.Suspend()
+	return nil
 }
 
-func (c *core) resizeRouter(ctx context.Context, to *openRouter, q routerRequest) error {
-	cl, err := c.cluster(q.Cluster)
+func (c *core) routerResume(_ context.Context, to *openRouter, _ routerRequest) error {
+	to.Resume()
+	return nil
+}
+
+func (c *core) routerAbort(ctx context.Context, to *openRouter, r routerAbortRequest) error {
+	ctx, cancel := to.until(ctx, nil)
+	defer cancel()
+	return to.Abort(ctx, r.Request)
+}
+
+func (c *core) routerStats(_ context.Context, to *openRouter, _ routerRequest) (string, error) {
+	return jsonText(to.Status())
+}
+
+func (c *core) routerJoin(_ context.Context, to *openRouter, r routerRanksRequest) error {
+	cl, err := c.cluster(r.Cluster)
 	if err != nil {
 		return err
 	}
-	switch q.Verb {
-	case "join":
-		return to.Join(cl.Cluster, q.Ranks...)
-	case "leave":
-		return to.Leave(ctx, cl.Cluster, q.Ranks...)
+	return to.Join(cl.Cluster, r.Ranks...)
+}
+
+func (c *core) routerLeave(ctx context.Context, to *openRouter, r routerRanksRequest) error {
+	cl, err := c.cluster(r.Cluster)
+	if err != nil {
+		return err
 	}
-	return to.Scale(ctx, cl.Cluster, q.Workers)
+	ctx, cancel := to.until(ctx, r.Timeout)
+	defer cancel()
+	return to.Leave(ctx, cl.Cluster, r.Ranks...)
+}
+
+func (c *core) routerScale(ctx context.Context, to *openRouter, r routerScaleRequest) error {
+	cl, err := c.cluster(r.Cluster)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := to.until(ctx, r.Timeout)
+	defer cancel()
+	return to.Scale(ctx, cl.Cluster, r.Workers)
 }
 
 // routerClose cancels queued and running requests. The ranks belong to the role and continue.
-func (c *core) routerClose(_ context.Context, r *request) (any, error) {
-	to, err := c.router(r.Router.ID)
-	if err != nil {
-		return nil, nil // closing twice is not an error
-	}
+func (c *core) routerClose(_ context.Context, _ *core, r closeRequest) error {
 	c.mu.Lock()
-	delete(c.routers, r.Router.ID)
+	to := c.routers[r.ID]
+	delete(c.routers, r.ID)
 	c.mu.Unlock()
-	to.cancel()
-	return nil, nil
+	if to != nil {
+		to.cancel()
+	}
+	return nil
 }

@@ -16,7 +16,9 @@ const serveGrace = time.Second
 
 // serveRequest is an object of a driver or a worker that other processes may call.
 type serveRequest struct {
-	Class string `msgpack:"class"`
+	ofRuntime
+	Name  string `msgpack:"name"` // empty: the driver's own
+	Class string `msgpack:"class_name"`
 	// Object identifies the object in its calls.
 	Object string `msgpack:"object"`
 	Table  table  `msgpack:"table"`
@@ -52,17 +54,13 @@ func (s *servedObject) Handle(ctx context.Context, method string, body []byte) (
 func driverRole(session string) string { return "driver-" + session }
 
 // serve makes an object of this process callable, under a name or as the driver's own.
-func (c *core) serve(ctx context.Context, r *request) (any, error) {
-	rt, err := c.runtime(r.Runtime)
-	if err != nil {
-		return nil, err
-	}
+func (c *core) serve(ctx context.Context, rt *roles.Runtime, r serveRequest) (clusterInfo, error) {
 	name := r.Name
 	if name == "" {
 		name = driverRole(rt.Session())
 	}
-	s := &servedObject{object: &object{core: c, name: r.Serve.Object, table: r.Serve.Table, references: rt.References()}}
-	class := className(r.Serve.Class + "-" + r.Serve.Object)
+	s := &servedObject{object: &object{core: c, name: r.Object, table: r.Table, references: rt.References()}}
+	class := className(r.Class + "-" + r.Object)
 	c.mu.Lock()
 	c.served[class] = s
 	c.mu.Unlock()
@@ -71,7 +69,7 @@ func (c *core) serve(ctx context.Context, r *request) (any, error) {
 	delete(c.served, class) // the worker has it now
 	c.mu.Unlock()
 	if err != nil {
-		return nil, err
+		return clusterInfo{}, err
 	}
 	return c.addCluster(cl)
 }
@@ -91,14 +89,10 @@ func (c *core) servedClass(name string) (*actors.Class, error) {
 }
 
 // driver finds the object that the driver with that session serves.
-func (c *core) driver(ctx context.Context, r *request) (any, error) {
-	rt, err := c.runtime(r.Runtime)
-	if err != nil {
-		return nil, err
-	}
+func (c *core) driver(ctx context.Context, rt *roles.Runtime, r nameRequest) (roles.Handle, error) {
 	h, err := rt.Find(ctx, driverRole(r.Name))
 	if errors.Is(err, bus.ErrNotFound) {
-		return nil, bus.Errorf(bus.CodeNotFound, "the driver %s serves nothing that could be called, or is gone; it serves an object with troupe.serve(object)", r.Name)
+		return h, bus.Errorf(bus.CodeNotFound, "the driver %s serves nothing that could be called, or is gone; it serves an object with troupe.serve(object)", r.Name)
 	}
 	return h, err
 }

@@ -7,7 +7,6 @@ import "C"
 
 import (
 	"context"
-	"encoding/binary"
 	"sync"
 	"unsafe"
 
@@ -77,27 +76,26 @@ func (s pythonScope) Value(key any) any {
 	return s.Context.Value(key)
 }
 
-// scopeOf adds to ctx where Python makes a call or begins a span. where is, little-endian, uint64 number of the call that the code serves,
-// uint64 number of the innermost open span (0: none), and the W3C traceparent that becomes the parent (empty: that of the span, or of the
-// served call); it may be empty.
+// scopeOf adds to ctx where Python makes a call or begins a span: a callScope, or nothing.
 func (c *core) scopeOf(ctx context.Context, where []byte) context.Context {
-	if len(where) < 16 {
+	at, parent, ok := readRecord[callScope](where)
+	if !ok {
 		return ctx
 	}
 	scope := recorder.Outside
-	if served := c.incoming.contextOf(binary.LittleEndian.Uint64(where)); served != nil {
+	if served := c.incoming.contextOf(at.Served); served != nil {
 		scope = recorder.ScopeOf(served)
 	}
-	if t, _ := c.spans.trace(binary.LittleEndian.Uint64(where[8:])); !t.IsZero() {
+	if t, _ := c.spans.trace(at.Span); !t.IsZero() {
 		scope.Trace = t
 	}
-	if t := recorder.ParseTrace(string(where[16:])); !t.IsZero() {
+	if t := recorder.ParseTrace(string(parent)); !t.IsZero() {
 		scope.Trace = t
 	}
 	return pythonScope{ctx, scope}
 }
 
-// troupe_span begins a section of a program in the flight recorder. where says where the code runs; see scopeOf. name and where are
+// troupe_span begins a section of a program in the flight recorder. where is a callScope. name and where are
 // copied. It returns a number for troupe_span_end; 0: the section is not recorded. It does not block.
 //
 //export troupe_span

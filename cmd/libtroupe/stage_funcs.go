@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/binary"
 
 	"troupe/bus"
 	"troupe/pipeline"
@@ -10,20 +9,17 @@ import (
 
 // stageFuncs runs the functions of one pipeline in Python. Work arrives as completions with one token; each has its own
 // number, under which it is answered like a call. The pipeline bounds the work in flight.
-//
-// The body of such a completion is, little-endian: uint64 number, uint32 length of the meta, uint32 flags (1: a
-// group, 2: the work is cancelled, and nothing follows), the meta of a call whose method is the stage, and, at a
-// multiple of 64 bytes, the items: a list of maps.
+// The body of such a completion is a stageHead and what follows it.
 type stageFuncs struct {
 	core   *core
 	token  uint64
 	overCh chan struct{} // closed when the pipeline has ended
 }
 
+// Flags of a stageHead.
 const (
-	stageCallHead    = 16
-	stageCallGrouped = 1
-	stageCallEnd     = 2
+	stageGrouped   = 1 // the items are a group
+	stageCancelled = 2
 )
 
 func (c *core) newStageFuncs(token uint64) *stageFuncs {
@@ -40,7 +36,7 @@ func (w *stageFuncs) end() {
 func (w *stageFuncs) function(s pipeline.StageSpec) pipeline.Func {
 	var flags uint32
 	if s.Group != nil {
-		flags = stageCallGrouped
+		flags = stageGrouped
 	}
 	return func(ctx context.Context, items []pipeline.Item) ([]pipeline.Out, error) {
 		body, err := pipeline.MarshalItems(items)
@@ -66,8 +62,8 @@ func (w *stageFuncs) wait(ctx context.Context, stage string, flags uint32, items
 	ch := make(chan stageAnswer, 1)
 	t := &openCall{ctx: ctx, done: func(body []byte, err error) { ch <- stageAnswer{body, err} }}
 	number := w.core.incoming.add(t)
-	t.stop = context.AfterFunc(ctx, bus.Guard(func() { w.tell(w.body(number, stageCallEnd, nil, nil)) }))
-	w.tell(w.body(number, flags, callMeta(ctx, stage, ""), items))
+	t.stop = context.AfterFunc(ctx, bus.Guard(func() { w.tell(w.body(number, stageCancelled, nil, nil)) }))
+	w.tell(w.body(number, flags, metaOf(ctx, stage, ""), items))
 	select {
 	case a := <-ch:
 		return a.body, a.err
@@ -83,13 +79,11 @@ func (w *stageFuncs) tell(body []byte) {
 }
 
 func (w *stageFuncs) body(number uint64, flags uint32, meta, items []byte) []byte {
-	start := (stageCallHead + len(meta) + align - 1) &^ (align - 1)
+	h := stageHead{Number: number, Meta: uint32(len(meta)), Flags: flags}
+	head := append(bytesOf(&h), meta...)
+	start := (len(head) + align - 1) &^ (align - 1)
 	b := w.core.memory.room(start + len(items))
-	le := binary.LittleEndian
-	le.PutUint64(b, number)
-	le.PutUint32(b[8:], uint32(len(meta)))
-	le.PutUint32(b[12:], flags)
-	copy(b[stageCallHead:], meta)
+	copy(b, head)
 	copy(b[start:], items)
 	return b
 }

@@ -7,11 +7,9 @@ import "C"
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"os"
 	"strings"
-	"time"
 	"unsafe"
 
 	"troupe/bus"
@@ -23,25 +21,64 @@ import (
 	"troupe/weights/versions"
 )
 
-// weightsRequest is the fields of weights ops.
-type weightsRequest struct {
-	Name    string           `msgpack:"name"`
-	Use     versions.Use     `msgpack:"use"`
-	Tensors []weightsTensor  `msgpack:"tensors"`
-	Step    int64            `msgpack:"step"`
-	Mode    weights.Mode     `msgpack:"mode"`
-	Ranks   []int            `msgpack:"ranks"`
-	Version versions.Version `msgpack:"version"`
-	Timeout *float64         `msgpack:"timeout"` // seconds; nil: none
-
-	Whole bool   `msgpack:"whole"` // an engine loads by name
-	Epoch uint64 `msgpack:"epoch"` // whose tensors are bound for it; 0: none are
-
-	First     int      `msgpack:"first"`     // of weights_fill: the number of the first tensor
-	Addresses []uint64 `msgpack:"addresses"` // and where it and those that follow it are written, as a whole
-	Took      float64  `msgpack:"took"`      // seconds
-	Failure   string   `msgpack:"failure"`
+// ofWeights is of requests about the weights of a name in this process.
+type ofWeights struct {
+	ofRuntime
+	Name string `msgpack:"name"`
 }
+
+func (q ofWeights) find(c *core) (*weights.Weights, error) {
+	client, err := c.weightsClient(q.Runtime)
+	if err != nil {
+		return nil, err
+	}
+	return client.Open(q.Name)
+}
+
+type (
+	weightsRequest struct{ ofWeights }
+	// weightsBindRequest has tensors whose memory stays in place until another bind or the end of the runtime.
+	weightsBindRequest struct {
+		ofWeights
+		Use     versions.Use    `msgpack:"use"`
+		Tensors []weightsTensor `msgpack:"tensors"`
+	}
+	weightsPublishRequest struct {
+		ofWeights
+		within
+		Step  int64        `msgpack:"step"`
+		Mode  weights.Mode `msgpack:"mode"`
+		Ranks []int        `msgpack:"ranks"`
+	}
+	weightsStageRequest struct {
+		ofWeights
+		within
+		Version versions.Version `msgpack:"version"`
+		Whole   bool             `msgpack:"whole"` // an engine loads by name
+		Epoch   uint64           `msgpack:"epoch"` // whose tensors are bound for it; 0: none are
+	}
+	weightsCommitRequest struct {
+		ofWeights
+		Version versions.Version `msgpack:"version"`
+	}
+	weightsFillRequest struct {
+		ofWeights
+		Version   versions.Version `msgpack:"version"`
+		First     int              `msgpack:"first"`     // number of the first tensor
+		Addresses []uint64         `msgpack:"addresses"` // where it and those that follow it are written, as a whole
+	}
+	weightsLoadedRequest struct {
+		ofWeights
+		Version versions.Version `msgpack:"version"`
+		Took    float64          `msgpack:"took,omitempty"` // seconds
+		Failure string           `msgpack:"failure,omitempty"`
+	}
+	weightsNextRequest struct {
+		ofWeights
+		within
+		Version versions.Version `msgpack:"version"`
+	}
+)
 
 // weightsTensor is a tensor of the caller, or a part of one.
 type weightsTensor struct {
@@ -71,15 +108,7 @@ type weightsState struct {
 	Lag       int                `msgpack:"lag"`
 }
 
-// weightsFor is a name of a runtime; a process has one client for each runtime.
-func (c *core) weightsFor(r *request) (*weights.Weights, error) {
-	client, err := c.weightsClient(r.Runtime)
-	if err != nil {
-		return nil, err
-	}
-	return client.Open(r.Weights.Name)
-}
-
+// weightsClient is the client of a runtime.
 func (c *core) weightsClient(runtime uint64) (*weights.Client, error) {
 	rt, err := c.runtime(runtime)
 	if err != nil {
@@ -158,26 +187,16 @@ func (c *core) closeAllWeights() {
 	}
 }
 
-func (c *core) weightsBind(ctx context.Context, r *request) (any, error) {
-	w, err := c.weightsFor(r)
-	if err != nil {
-		return nil, err
-	}
-	tensors := make([]weights.Tensor, len(r.Weights.Tensors))
-	for i, t := range r.Weights.Tensors {
+func (c *core) weightsBind(ctx context.Context, w *weights.Weights, r weightsBindRequest) error {
+	tensors := make([]weights.Tensor, len(r.Tensors))
+	for i, t := range r.Tensors {
 		tensors[i] = t.tensor()
 	}
-	return nil, w.Bind(ctx, r.Weights.Use, tensors)
+	return w.Bind(ctx, r.Use, tensors)
 }
 
-func (c *core) weightsPublish(ctx context.Context, r *request) (any, error) {
-	w, err := c.weightsFor(r)
-	if err != nil {
-		return nil, err
-	}
-	ctx, cancel := within(ctx, r.Weights.Timeout)
-	defer cancel()
-	return w.Publish(ctx, r.Weights.Step, r.Weights.Mode, r.Weights.Ranks)
+func (c *core) weightsPublish(ctx context.Context, w *weights.Weights, r weightsPublishRequest) (versions.Version, error) {
+	return w.Publish(ctx, r.Step, r.Mode, r.Ranks)
 }
 
 // stagedWeights is a version that was staged. Tensors are those of an engine that loads by name, if they were bound for it.
@@ -186,23 +205,16 @@ type stagedWeights struct {
 	Tensors []weightsTensor  `msgpack:"tensors"`
 }
 
-func (c *core) weightsStage(ctx context.Context, r *request) (any, error) {
-	w, err := c.weightsFor(r)
-	if err != nil {
-		return nil, err
-	}
-	ctx, cancel := within(ctx, r.Weights.Timeout)
-	defer cancel()
-	var out stagedWeights
-	if r.Weights.Whole && r.Weights.Epoch == 0 {
+func (c *core) weightsStage(ctx context.Context, w *weights.Weights, r weightsStageRequest) (out stagedWeights, err error) {
+	if r.Whole && r.Epoch == 0 {
 		if out.Tensors, err = bindWhole(ctx, w); err != nil {
-			return nil, err
+			return out, err
 		}
 	}
-	if out.Version, err = w.Stage(ctx, r.Weights.Version); err != nil {
-		return nil, err
+	if out.Version, err = w.Stage(ctx, r.Version); err != nil {
+		return out, err
 	}
-	if r.Weights.Whole && out.Tensors == nil && out.Version.Epoch != r.Weights.Epoch { // other processes publish, perhaps other tensors
+	if r.Whole && out.Tensors == nil && out.Version.Epoch != r.Epoch { // other processes publish, perhaps other tensors
 		if out.Tensors, err = bindWhole(ctx, w); err == nil {
 			out.Version, err = w.Stage(ctx, out.Version)
 		}
@@ -224,50 +236,33 @@ func bindWhole(ctx context.Context, w *weights.Weights) ([]weightsTensor, error)
 	return out, w.Bind(ctx, versions.Take, tensors)
 }
 
-func (c *core) weightsCommit(ctx context.Context, r *request) (any, error) {
-	w, err := c.weightsFor(r)
-	if err != nil {
-		return nil, err
-	}
-	if err := w.Commit(ctx, r.Weights.Version); err != nil {
-		return nil, err
+func (c *core) weightsCommit(ctx context.Context, w *weights.Weights, r weightsCommitRequest) (versions.Version, error) {
+	if err := w.Commit(ctx, r.Version); err != nil {
+		return versions.Version{}, err
 	}
 	return w.Version(), nil
 }
 
-// weightsFill copies tensors of what was staged to memory of the caller.
-func (c *core) weightsFill(_ context.Context, r *request) (any, error) {
-	w, err := c.weightsFor(r)
-	if err != nil {
-		return nil, err
-	}
-	into := make([]unsafe.Pointer, len(r.Weights.Addresses))
-	for i, at := range r.Weights.Addresses {
+// weightsFill copies whole tensors of what was staged to memory of the caller.
+func (c *core) weightsFill(_ context.Context, w *weights.Weights, r weightsFillRequest) error {
+	into := make([]unsafe.Pointer, len(r.Addresses))
+	for i, at := range r.Addresses {
 		into[i] = pointerAt(at)
 	}
-	return nil, w.Fill(r.Weights.Version, r.Weights.First, into)
+	return w.Fill(r.Version, r.First, into)
 }
 
-func (c *core) weightsLoaded(_ context.Context, r *request) (any, error) {
-	w, err := c.weightsFor(r)
-	if err != nil {
-		return nil, err
-	}
+// weightsLoaded says that the engine has what was filled, or has failed.
+func (c *core) weightsLoaded(_ context.Context, w *weights.Weights, r weightsLoadedRequest) error {
 	var failure error
-	if r.Weights.Failure != "" {
-		failure = errors.New(r.Weights.Failure)
+	if r.Failure != "" {
+		failure = errors.New(r.Failure)
 	}
-	return nil, w.Loaded(r.Weights.Version, time.Duration(r.Weights.Took*float64(time.Second)), failure)
+	return w.Loaded(r.Version, seconds(r.Took), failure)
 }
 
-func (c *core) weightsNext(ctx context.Context, r *request) (any, error) {
-	w, err := c.weightsFor(r)
-	if err != nil {
-		return nil, err
-	}
-	ctx, cancel := within(ctx, r.Weights.Timeout)
-	defer cancel()
-	return w.Next(ctx, r.Weights.Version)
+func (c *core) weightsNext(ctx context.Context, w *weights.Weights, r weightsNextRequest) (versions.Version, error) {
+	return w.Next(ctx, r.Version)
 }
 
 // troupe_weights writes what this process knows of weights to out, if that has room: as msgpack the version that it has committed, those
@@ -283,7 +278,7 @@ func troupe_weights(runtime C.uint64_t, name *C.char, n C.uint64_t, out *C.char,
 	if err := c.checkUsable(); err != nil {
 		return C.int64_t(setError(statusPanic, err))
 	}
-	data, err := c.weightsNow(&request{Runtime: uint64(runtime), Weights: weightsRequest{Name: C.GoStringN(name, C.int(n))}})
+	data, err := c.weightsNow(ofWeights{ofRuntime{uint64(runtime)}, C.GoStringN(name, C.int(n))})
 	if err != nil {
 		return C.int64_t(setError(statusInvalid, err))
 	}
@@ -293,23 +288,22 @@ func troupe_weights(runtime C.uint64_t, name *C.char, n C.uint64_t, out *C.char,
 	return C.int64_t(len(data))
 }
 
-func (c *core) weightsNow(r *request) ([]byte, error) {
-	w, err := c.weightsFor(r)
+func (c *core) weightsNow(q ofWeights) ([]byte, error) {
+	w, err := q.find(c)
 	if err != nil {
 		return nil, err
 	}
 	return wire.Marshal(weightsState{w.Version(), w.Available(), w.Lag()})
 }
 
-func (c *core) weightsStatus(ctx context.Context, r *request) (any, error) {
+func (c *core) weightsStatus(ctx context.Context, rt *roles.Runtime, r nameRequest) (string, error) {
 	client, err := c.weightsClient(r.Runtime)
 	if err != nil {
-		return nil, err
+		return "", err
 	}
-	status, err := client.Status(ctx, r.Weights.Name)
+	status, err := client.Status(ctx, r.Name)
 	if err != nil {
-		return nil, err
+		return "", err
 	}
-	text, err := json.Marshal(status)
-	return string(text), err
+	return jsonText(status)
 }

@@ -104,7 +104,7 @@ func (o *object) Memory() values.Memory { return o.core.memory }
 
 // Begin passes the call to Python.
 func (o *object) Begin(ctx context.Context, method string, body []byte, done func([]byte, error)) {
-	o.begin(ctx, o.isSide(method), callMeta(ctx, method, o.name), body, done)
+	o.begin(ctx, o.isSide(method), metaOf(ctx, method, o.name), body, done)
 }
 
 func (o *object) begin(ctx context.Context, side bool, meta, body []byte, done func([]byte, error)) {
@@ -144,7 +144,7 @@ func (o *object) wait(ctx context.Context, what string, body []byte) ([]byte, er
 	}
 	ch := make(chan answer, 1)
 	token := o.core.incoming.add(&openCall{ctx: ctx, done: func(body []byte, err error) { ch <- answer{body, err} }})
-	o.core.queue.push(completion{kind: kindCall, token: token, rank: -1, meta: callMeta(ctx, what, o.name), body: body})
+	o.core.queue.push(completion{kind: kindCall, token: token, rank: -1, meta: metaOf(ctx, what, o.name), body: body})
 	a := <-ch
 	return a.body, a.err
 }

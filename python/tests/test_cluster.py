@@ -13,6 +13,7 @@ import pytest
 
 import troupe
 import worker_classes
+from troupe import _seam
 
 
 def config(n=1, **more):
@@ -774,9 +775,9 @@ def test_inside_a_running_loop(workers):
 
 def test_a_bug_in_the_core_is_an_exception(session):
     with pytest.raises(troupe.InternalError, match="on purpose"):
-        session.core.ask("panic").get(90)
+        session.core.ask(_seam.Request("panic", {})).get(90)
     with pytest.raises(troupe.Error, match="unknown op"):
-        session.core.ask("nonsense").get(90)
+        session.core.ask(_seam.Request("nonsense", {})).get(90)
     with pytest.raises(troupe.InvalidError, match="malformed call"):
         session.core.send(_Nobody(), lambda token: session.core.lib.troupe_call(token, 1, b"short", 5))
 

@@ -8,6 +8,7 @@ import pytest
 
 import nested
 import troupe
+from troupe import _seam
 
 LIMIT = 60.0  # seconds within which everything ends on a busy machine; on a quiet one it takes a tenth of a second
 
@@ -21,7 +22,7 @@ def alive(pid):
 
 
 def roles(session):
-    return {r["name"] for r in session.core.ask("roles", runtime=session.id).get()}
+    return {r["name"] for r in session.core.ask(_seam.roles(runtime=session.id)).get()}
 
 
 def until(condition, limit=90.0):

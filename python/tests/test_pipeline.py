@@ -16,7 +16,7 @@ import pytest
 import conftest
 import pipeline_workers
 import troupe
-from troupe import _core
+from troupe import _core, _seam
 
 SINK = {"sink": True}
 
@@ -144,10 +144,14 @@ def test_nothing_in_an_item_is_pickled(line, workers_role):
     with pytest.raises(troupe.EncodeError, match="never pickled"):
         p.put("in", lambda: 1)
     smuggled = type(p._codec)(pickle=True).encode(lambda: 1)  # by somebody who does not keep to it
-    p._ask("pipeline_put", "put", True, stream="in", items=[{"body": smuggled}], timeout=None)
+
+    def letters():
+        return p._ask("dead", _seam.pipeline_dead, True, json.loads)
+
+    p._ask("put", _seam.pipeline_put, True, stream="in", items=[{"body": smuggled}], timeout=None)
     p.put("in", 1)  # its output cannot be sent
-    until(lambda: len(p._verb("dead") or []) == 2)
-    reasons = [letter["failures"][0]["error"] for letter in p._verb("dead")]
+    until(lambda: len(letters()) == 2)
+    reasons = [letter["failures"][0]["error"] for letter in letters()]
     assert all("pickle" in reason for reason in reasons), reasons
 
 

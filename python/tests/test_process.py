@@ -334,7 +334,7 @@ def test_a_bug_in_a_goroutine_of_the_core_is_an_exception_and_the_interpreter_li
         a = troupe.actor(worker_classes.BasicWorker)
         waiting = a.sleep.remote(60)
         try:
-            troupe.init().core.ask("panic", name="goroutine").get(90)
+            troupe.init().core.ask(troupe._seam.Request("panic", {"name": "goroutine"})).get(90)
         except troupe.InternalError as err:
             print("asked:", "on purpose" in str(err), "goroutine" in err.remote_traceback)
         try:

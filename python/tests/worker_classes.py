@@ -92,9 +92,9 @@ class BasicWorker(troupe.Worker):
 
     def break_core(self):
         """A bug in a goroutine of the core's."""
-        from troupe import _session
+        from troupe import _seam, _session
 
-        _session.current().core.ask("panic", name="goroutine").get(90)
+        _session.current().core.ask(_seam.Request("panic", {"name": "goroutine"})).get(90)
 
     def environment(self, *names):
         return {n: os.environ.get(n) for n in names}

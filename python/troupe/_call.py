@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-import struct
 import time
 from contextvars import ContextVar
 
 from . import _core, _errors
+from ._seam import META_NO_DATA, CallMeta
 
-LENGTHS = struct.Struct("<IIII")  # flags, and lengths of session, method and object
+_TRACE, _SHARED = CallMeta.trace, CallMeta.flags  # what calls of one caller to one method share begins with the flags
+unpack = CallMeta.layout.unpack_from  # sequence, deadline, length of the trace, flags, lengths of the texts
 
 
 def key_of(meta: bytes) -> bytes:
     """Returns the part of the metadata that all calls of one caller to one method share: all but sequence, deadline and
     trace. A trace of 256 bytes or more would stay part of it."""
-    return meta[:20] + b"\0\0\0\0" + meta[40 : len(meta) - meta[20]]
+    return meta[_SHARED : len(meta) - meta[_TRACE]]
 
 
 def id_of(meta: bytes) -> tuple[str, int]:
     """Returns the caller's session and the number of the call there."""
-    session = int.from_bytes(meta[4:8], "little")
-    return meta[40 : 40 + session].decode(errors="replace"), int.from_bytes(meta[24:32], "little")
+    sequence, _, _, _, session, _, _, _ = unpack(meta)
+    return meta[CallMeta.size : CallMeta.size + session].decode(errors="replace"), sequence
 
 
 def trace_of(meta: bytes) -> str:
     """Returns the traceparent of a call."""
-    return meta[len(meta) - meta[20] :].decode(errors="replace") if meta[20] else ""
+    return meta[len(meta) - meta[_TRACE] :].decode(errors="replace") if meta[_TRACE] else ""
 
 
 class IncomingCall:
@@ -37,15 +38,16 @@ class IncomingCall:
         self._core = core
         self._token = token
         self._meta = meta
-        flags, k, n, m = LENGTHS.unpack_from(meta)
-        at = 40 + k
+        _, _, _, flags, k, n, m, _ = unpack(meta)
+        at = CallMeta.size + k
         self.method = meta[at : at + n].decode()
         self.object = meta[at + n : at + n + m].decode() if m else ""
-        self.no_data = bool(flags & 1)
+        self.no_data = bool(flags & META_NO_DATA)
 
     def _text(self, i: int) -> str:
-        lengths = [int.from_bytes(self._meta[4 + 4 * k : 8 + 4 * k], "little") for k in range(5)]
-        start = 40 + sum(lengths[:i])
+        _, _, trace, _, *lengths = unpack(self._meta)
+        lengths.append(trace)
+        start = CallMeta.size + sum(lengths[:i])
         return self._meta[start : start + lengths[i]].decode(errors="replace")
 
     @property
@@ -67,7 +69,7 @@ class IncomingCall:
     @property
     def remaining(self) -> float | None:
         """Seconds until the call's deadline; None without a deadline."""
-        end = int.from_bytes(self._meta[32:40], "little")
+        end: int = unpack(self._meta)[1]
         return end / 1e6 - time.time() if end else None
 
     @property

@@ -7,7 +7,6 @@ import functools
 # imported here, not where it is used: a fork during an import would leave the child with a held import lock
 import json
 import os
-import struct
 import threading
 import time
 import warnings
@@ -30,6 +29,7 @@ from . import (
     _members,
     _progress,
     _reference,
+    _seam,
     _session,
     _split,
     _trace,
@@ -39,6 +39,7 @@ from ._config import RankInfo, WorkerConfig, setting
 from ._future import Asked, Future, Waitable, resolve
 from ._register import Broadcast, Dispatch, Scatter, Split, marks_of
 from ._resources import BundleOf, Reservation, ResourceManager
+from ._seam import CallHead, CallPart
 
 if TYPE_CHECKING:
     from typing_extensions import ParamSpec as ParamSpecWithDefault
@@ -52,13 +53,10 @@ else:
 Q = ParamSpec("Q")
 S = TypeVar("S")
 
-_HEAD = struct.Struct("<IIqIIIIII")
-_PART = struct.Struct("<QQ")
-_UNKNOWN = -2  # of troupe_world: the cluster is closed
+_HEAD, _PART = CallHead.layout, CallPart.layout
 _opening = threading.Lock()  # held while the number of a received cluster is set
 _INSPECT_TIMEOUT = 10.0  # seconds for agents to inspect workers
 _ACTIVITY_TIMEOUT = 1.0  # seconds for workers to report what they are doing
-_STREAM, _NO_COLLECT, _COLLECT_ALL, _CONTROL, _MORE, _NO_WAIT, _KEEP, _ON_DEVICE = 1, 2, 4, 8, 16, 32, 64, 128
 
 
 class Settings(TypedDict, total=False):
@@ -380,7 +378,7 @@ class Cluster(_introspection.PublicNames, _codec.Walked, Generic[W]):
         spec["replace"] = _check.flag("replace", replace)
         try:
             fields = session.core.ask(
-                "create", runtime=session.id, spec=spec, background=_check.flag("background", background)
+                _seam.create(runtime=session.id, spec=spec, background=_check.flag("background", background))
             ).get(wait=functools.partial(_progress.wait, session, name))
         except _errors.Error as err:
             if isinstance(err, _errors.ExistsError):
@@ -454,7 +452,7 @@ class Cluster(_introspection.PublicNames, _codec.Walked, Generic[W]):
 
     def _begin(self, worker_cls: type | str) -> None:
         """Takes the methods from the class until its workers have reported them."""
-        self._start_asked = Asked(self._core, "started", codec=self._codec, cluster=self._id)
+        self._start_asked = Asked(self._core, _seam.started(cluster=self._id), codec=self._codec)
         if isinstance(worker_cls, type):
             marks = marks_of(worker_cls)
             methods = [n for n in dir(worker_cls) if not n.startswith("_") and callable(getattr(worker_cls, n, None))]
@@ -527,9 +525,8 @@ class Cluster(_introspection.PublicNames, _codec.Walked, Generic[W]):
         """Opens a cluster that was received as a value, on first use."""
         if not self._id:
             request = msgpack.packb(msgpack.ExtType(_codec.HANDLE, self._handle))
-            fields = self._core.ask(
-                "open_handle", runtime=self._session.id, handle=msgpack.unpackb(request, ext_hook=msgpack.ExtType)
-            ).get()
+            handle = msgpack.unpackb(request, ext_hook=msgpack.ExtType)
+            fields = self._core.ask(_seam.open_handle(runtime=self._session.id, handle=handle)).get()
             with _opening:  # another thread may have opened it meanwhile, and plans belong to one opening
                 self._id = self._id or fields["cluster"]
         return self
@@ -538,7 +535,7 @@ class Cluster(_introspection.PublicNames, _codec.Walked, Generic[W]):
     def attach(cls, name: str) -> Cluster:
         """Returns the cluster of a role that another program created, by its name."""
         session = _session.current()
-        return cls._of(session, session.core.ask("attach", runtime=session.id, name=name).get())
+        return cls._of(session, session.core.ask(_seam.attach(runtime=session.id, name=name)).get())
 
     @classmethod
     def _of(cls, session: _session.Session, fields: dict[str, Any]) -> Cluster:
@@ -554,13 +551,13 @@ class Cluster(_introspection.PublicNames, _codec.Walked, Generic[W]):
         """The number of workers, as far as this process knows. It learns within a second that another process has
         resized the role."""
         here = self._id and self._core._pid == os.getpid()
-        if here and self._core.lib.troupe_world(self._id) not in (self._world, _UNKNOWN):
+        if here and self._core.lib.troupe_world(self._id) not in (self._world, _seam.STATUS_UNKNOWN):
             self._learn_size()
         return self._world
 
     def _learn_size(self) -> None:
         """Takes the layout of a role that has been resized."""
-        self._take(self._core.ask("describe", cluster=self._id).get())
+        self._take(self._core.ask(_seam.describe(cluster=self._id)).get())
         self._plans.clear()
         if self._workers is not None:
             known = self._workers[: self._world]
@@ -638,30 +635,26 @@ class Cluster(_introspection.PublicNames, _codec.Walked, Generic[W]):
 
     def info(self) -> list[dict[str, Any]]:
         """Asks every worker for a description of itself. A busy worker answers too."""
-        return list(self._core.ask("info", cluster=self._open()._id).get())
+        return list(self._core.ask(_seam.info(cluster=self._open()._id)).get())
 
     def health(self) -> list[dict[str, Any]]:
         """Returns the last known state of each worker."""
-        return list(self._core.ask("health", cluster=self._open()._id).get())
+        return list(self._core.ask(_seam.health(cluster=self._open()._id)).get())
 
     def stacks(self, *ranks: int) -> Stacks:
         """Returns what the workers of the given ranks, or of all, are doing: the running methods, since when and with
         which arguments, and the stacks of all threads. Workers answer while they compute, even while native code holds
         the interpreter lock. In print, ranks that do the same appear once."""
-        return Stacks(
-            self._core.ask("stacks", cluster=self._open()._id, ranks=[_check.integer("rank", r) for r in ranks]).get(
-                _INSPECT_TIMEOUT
-            )
-        )
+        request = _seam.stacks(cluster=self._open()._id, ranks=[_check.integer("rank", r) for r in ranks])
+        return Stacks(self._core.ask(request).get(_INSPECT_TIMEOUT))
 
     def interrupt(self, *ranks: int) -> dict[int, list[str]]:
         """Raises KeyboardInterrupt in the methods that the workers of the given ranks, or of all, are running. Returns
         names of the methods by rank, without ranks that run none. The callers get CancelledError, and the workers
         An empty list means that the worker does not answer; it is interrupted when it next runs Python code. A given
         rank that runs no method raises NotFoundError."""
-        found = self._core.ask(
-            "interrupt", cluster=self._open()._id, ranks=[_check.integer("rank", r) for r in ranks]
-        ).get(_INSPECT_TIMEOUT)
+        request = _seam.interrupt(cluster=self._open()._id, ranks=[_check.integer("rank", r) for r in ranks])
+        found = self._core.ask(request).get(_INSPECT_TIMEOUT)
         return {one["rank"]: one["methods"] for one in found}
 
     def wait_ready(self, timeout: float | None = None) -> None:
@@ -682,18 +675,15 @@ class Cluster(_introspection.PublicNames, _codec.Walked, Generic[W]):
             self._take_start(
                 await Asked(
                     self._core,
-                    "started",
+                    _seam.started(cluster=self._id, timeout=_check.seconds("timeout", timeout) or None),
                     codec=self._codec,
-                    cluster=self._id,
-                    timeout=_check.seconds("timeout", timeout) or 0.0,
                 )
             )
         await self._ready(timeout)
 
     def _ready(self, timeout: float | None) -> Asked:
-        return Asked(
-            self._core, "wait_ready", cluster=self._open()._id, timeout=_check.seconds("timeout", timeout) or 0.0
-        )
+        timeout = _check.seconds("timeout", timeout) or None
+        return Asked(self._core, _seam.wait_ready(cluster=self._open()._id, timeout=timeout))
 
     def resize(self, replicas: int, *, timeout: float | None = None) -> None:
         """Grows or shrinks the role to so many replicas of tp × pp × cp ranks, while it works: no call fails because of
@@ -715,14 +705,15 @@ class Cluster(_introspection.PublicNames, _codec.Walked, Generic[W]):
         """Returns the epoch of the role, its replicas in order, and the node, process, state and generation of each
         rank."""
         self._await_start()
-        return _members.read(self._core.ask("members", cluster=self._open()._id).get(_INSPECT_TIMEOUT))
+        return _members.read(self._core.ask(_seam.members(cluster=self._open()._id)).get(_INSPECT_TIMEOUT))
 
     def changed(self, epoch: int, *, timeout: float | None = None) -> Asked:
         """Returns a future of the first membership with a later epoch, for `await cluster.changed(epoch)` or
         `.result(timeout)`."""
         self._await_start()
-        epoch, timeout = _check.integer("epoch", epoch, 0), _check.seconds("timeout", timeout) or 0.0
-        return Asked(self._core, "changed", read=_members.read, cluster=self._open()._id, epoch=epoch, timeout=timeout)
+        epoch, timeout = _check.integer("epoch", epoch, 0), _check.seconds("timeout", timeout) or None
+        request = _seam.changed(cluster=self._open()._id, epoch=epoch, timeout=timeout)
+        return Asked(self._core, request, read=_members.read)
 
     def on_change(self, callback: Callable[[_members.MembershipChange], object]) -> Callable[[], None]:
         """Calls callback(change) with each new membership, on a dedicated thread. Several changes may become one while
@@ -743,14 +734,15 @@ class Cluster(_introspection.PublicNames, _codec.Walked, Generic[W]):
         await self._asked_process(rank, reason, timeout)
 
     def _asked_process(self, rank: int, reason: str, timeout: float | None) -> Asked:
-        ranks, timeout = [_check.integer("rank", rank)], _check.seconds("timeout", timeout) or 0.0
+        rank, timeout = _check.integer("rank", rank), _check.seconds("timeout", timeout) or None
         reason = _check.text("reason", reason)
-        return Asked(self._core, "replace", cluster=self._open()._id, ranks=ranks, reason=reason, timeout=timeout)
+        request = _seam.replace(cluster=self._open()._id, rank=rank, reason=reason, timeout=timeout)
+        return Asked(self._core, request)
 
     def _asked_size(self, replicas: int, timeout: float | None) -> Asked:
         replicas = _check.integer("replicas", replicas, 1)
-        timeout = _check.seconds("timeout", timeout) or 0.0
-        return Asked(self._core, "resize", cluster=self._open()._id, replicas=replicas, timeout=timeout)
+        timeout = _check.seconds("timeout", timeout) or None
+        return Asked(self._core, _seam.resize(cluster=self._open()._id, replicas=replicas, timeout=timeout))
 
     def _activity(self, ranks: Sequence[int]) -> dict[int, str]:
         """Describes, by rank, what the workers are doing. A worker's core answers while Python is busy; a rank that
@@ -987,13 +979,13 @@ class Cluster(_introspection.PublicNames, _codec.Walked, Generic[W]):
         )
         timeout = settings.get("timeout")
         flags = (
-            (0 if blocking or (plan.single and len(plan.parts[0][1]) == 1) else _STREAM)
-            | (0 if collect else _NO_COLLECT)
-            | (_COLLECT_ALL if keep_all else 0)
-            | (_CONTROL if method in self._control or method == "@info" else 0)
-            | (0 if blocking else _MORE | _KEEP)
-            | (0 if settings.get("wait", True) else _NO_WAIT)
-            | (_ON_DEVICE if self._session.device and settings.get("device", True) else 0)
+            (0 if blocking or (plan.single and len(plan.parts[0][1]) == 1) else _seam.CALL_STREAMS)
+            | (0 if collect else _seam.CALL_NO_COLLECT)
+            | (_seam.CALL_COLLECT_ALL if keep_all else 0)
+            | (_seam.CALL_CONTROL if method in self._control or method == "@info" else 0)
+            | (0 if blocking else _seam.CALL_MORE | _seam.CALL_KEEP)
+            | (0 if settings.get("wait", True) else _seam.CALL_NO_WAIT)
+            | (_seam.CALL_ON_DEVICE if self._session.device and settings.get("device", True) else 0)
         )
         future = Future(self._core, (self, method), plan, self._codec, one)
         if self._own_rank >= 0:
@@ -1025,7 +1017,7 @@ class Cluster(_introspection.PublicNames, _codec.Walked, Generic[W]):
             core.check()
         token = next(core._tokens)
         if core._beside and get_ident() in core._beside:
-            token |= _core.SIDE
+            token |= _seam.SIDE_TOKEN
         future._token = token
         core._pending[token] = future
         blob += _trace.where()
@@ -1088,7 +1080,7 @@ class Cluster(_introspection.PublicNames, _codec.Walked, Generic[W]):
         if _codec._encoded:
             future._pins = _codec.take_references()
         n = len(body)
-        if type(body) is bytes and n <= _core._LARGE:
+        if type(body) is bytes and n <= _seam.LARGE:
             self._start(future, prefix + _PART.pack(n, 0) + body)
         else:
             self._start(future, self._blob([prefix], [body]))
@@ -1114,11 +1106,11 @@ class Cluster(_introspection.PublicNames, _codec.Walked, Generic[W]):
 
     def _prefix(self, method: str, plan: _split.Plan, blocking: bool) -> bytes:
         flags = (
-            (0 if blocking or len(plan.parts[0][1]) == 1 else _STREAM)
-            | (_CONTROL if method in self._control else 0)
-            | (0 if blocking else _MORE | _KEEP)
+            (0 if blocking or len(plan.parts[0][1]) == 1 else _seam.CALL_STREAMS)
+            | (_seam.CALL_CONTROL if method in self._control else 0)
+            | (0 if blocking else _seam.CALL_MORE | _seam.CALL_KEEP)
         )
-        flags |= _ON_DEVICE if self._session.device else 0
+        flags |= _seam.CALL_ON_DEVICE if self._session.device else 0
         name = _name("method", method)
         return _HEAD.pack(flags, 1, 0, plan.id, 0, len(name), 0, 0, 0) + name
 
@@ -1128,7 +1120,7 @@ class Cluster(_introspection.PublicNames, _codec.Walked, Generic[W]):
         try:
             for body in bodies:
                 n = len(body)
-                if n <= _core._LARGE:
+                if n <= _seam.LARGE:
                     pieces.append(_PART.pack(n, 0))
                     inline.append(body if isinstance(body, bytes) else body.join())
                     continue
@@ -1269,12 +1261,12 @@ class Cluster(_introspection.PublicNames, _codec.Walked, Generic[W]):
 
     def shutdown(self) -> None:
         """Destroys the role, even if another driver created it. Repeated calls have no effect."""
-        self._end("destroy")
+        self._end(_seam.destroy)
 
-    def _end(self, how: str) -> None:
+    def _end(self, how: Callable[..., _seam.Request]) -> None:
         if self._closed or self._session.closed:
             return
-        self._core.ask(how, cluster=self._open()._id).get()
+        self._core.ask(how(cluster=self._open()._id)).get()
         self._closed = True
         if self._on_shutdown is not None:
             self._on_shutdown()

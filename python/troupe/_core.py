@@ -19,28 +19,24 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgpack
 
-from . import _errors, _traceback
+from . import _errors, _seam, _traceback
+from ._seam import CALL, FAILED, LAST, SIDE_TOKEN, CompletionHead
 
 if TYPE_CHECKING:
     import asyncio
 
     from ._codec import Walk
 
-ANSWER, OVER, RESULT, CALL, CANCEL, STOPPED, VALUE = 1, 2, 3, 4, 5, 6, 7
-FAILED, LAST, CAUSE, NONE, WHOLE, SHARED, KEPT = 1, 2, 4, 8, 16, 32, 64
-
-_HEAD = struct.Struct("<IIQiIQQQ")
-_REFUSED, _RESIZED = -5, -6  # statusRefused and statusResized in cmd/libtroupe/exports.go
 _TAKE = 1 << 20
 _SET_TIMERSLACK, _GET_TIMERSLACK, _SLACK = 29, 30, 250_000  # prctl options, and the timer slack in nanoseconds
-SIDE = 1 << 62  # bit set in tokens whose completions go to the side queue
 _QUIET = 20  # milliseconds without a completion after which a process counts as idle
-_LARGE = 64 << 10  # bytes above which a body crosses without a copy
+
+_unpack_head = CompletionHead.layout.unpack_from
 
 Buffer = bytes | bytearray | memoryview
 OnCall = Callable[[int, int, bytes, Any], None]  # kind, token, meta, body
@@ -145,45 +141,7 @@ def _load() -> ctypes.PyDLL:
                 "use a system with glibc 2.34 or later, or build the package here with `make wheel`"
             ) from err
         raise ImportError(f"troupe: the library {path} cannot be loaded: {text}; build it with `make python`") from err
-    u64, i64, i32, ptr = ctypes.c_uint64, ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p
-    for name, result, args in (
-        ("troupe_version", ctypes.c_char_p, ()),
-        ("troupe_init", i32, ()),
-        ("troupe_ask", i32, (u64, ctypes.c_char_p, u64)),
-        ("troupe_plan", i64, (u64, ctypes.c_char_p, u64, ptr, u64)),
-        ("troupe_call", i32, (u64, u64, ctypes.c_char_p, u64)),
-        ("troupe_cancel", i32, (u64,)),
-        ("troupe_world", i32, (u64,)),
-        ("troupe_take", i64, (ptr, u64)),
-        ("troupe_side", i32, ()),
-        ("troupe_output", i32, ()),
-        ("troupe_take_side", i64, (ptr, u64)),
-        ("troupe_push", i32, ()),
-        ("troupe_answer", i32, (u64, i32, ptr, u64)),
-        ("troupe_cancelled", i32, (u64,)),
-        ("troupe_alloc", ptr, (u64,)),
-        ("troupe_empty", ptr, (u64,)),
-        ("troupe_release", i32, (u64,)),
-        ("troupe_trim", i32, (u64, ctypes.c_char_p, u64)),
-        ("troupe_forking", u64, ()),
-        ("troupe_forked", i32, (u64, i32)),
-        ("troupe_error", i64, (ptr, u64)),
-        ("troupe_put", i64, (u64, i32, ptr, u64, ctypes.c_char_p, u64)),
-        ("troupe_promise", i64, (u64, i32)),
-        ("troupe_count", i32, (u64, ctypes.c_char_p, u64, i32)),
-        ("troupe_place", i64, (u64, u64, ptr, u64)),
-        ("troupe_get", i32, (u64, u64, ctypes.c_char_p, u64, i32, ctypes.c_char_p, u64)),
-        ("troupe_inside", i32, (u64, u64, ctypes.c_char_p, u64)),
-        ("troupe_weights", i64, (u64, ctypes.c_char_p, u64, ptr, u64)),
-        ("troupe_lent", i32, ()),
-        ("troupe_take_lent", i64, (ptr, u64)),
-        ("troupe_lend", i64, (u64,)),
-        ("troupe_count_device", i32, (u64, i32, u64)),
-        ("troupe_fill", i32, (u64, u64, i32, ptr, u64)),
-        ("troupe_span", u64, (ctypes.c_char_p, u64, ctypes.c_char_p, u64)),
-        ("troupe_span_trace", i64, (u64, ptr, u64)),
-        ("troupe_span_end", i32, (u64, i32)),
-    ):
+    for name, result, args in _seam.FUNCTIONS:
         function = getattr(lib, name)
         function.restype = result
         function.argtypes = list(args)
@@ -237,8 +195,8 @@ class Inbox:
     def _hand_on(self, start: int) -> int:
         """Delivers the completion that starts at an offset of the buffer, and returns the offset of the next one."""
         buffer = self._buffer
-        kind, flags, token, rank, meta_len, body_len, at, number = _HEAD.unpack_from(buffer, start)
-        start += 48
+        kind, flags, token, rank, meta_len, body_len, at, number = _unpack_head(buffer, start)
+        start += CompletionHead.size
         end: int = start + (meta_len + 7 & ~7)
         body: Buffer
         if at:
@@ -337,14 +295,14 @@ class Core:
 
     def fail(self, status: int) -> _errors.Error:
         """Returns the error for a negative status."""
-        if status == _RESIZED:
+        if status == _seam.STATUS_RESIZED:
             return Resized("the role was resized while the call was made; make it again")
         text = self.last_error()
-        if status == -1:
+        if status == _seam.STATUS_PANIC:
             return _errors.InternalError(text)
-        if status == -2:
+        if status == _seam.STATUS_UNKNOWN:
             return _errors.NotFoundError("it is over already")
-        if status == _REFUSED:
+        if status == _seam.STATUS_REFUSED:
             return _errors.RefusedError(text)
         return _errors.InvalidError(text)
 
@@ -353,7 +311,7 @@ class Core:
         self.check()
         token = next(self._tokens)
         if self._beside and threading.get_ident() in self._beside:
-            token |= SIDE
+            token |= SIDE_TOKEN
         self._pending[token] = receiver
         status = do(token)
         if status < 0:
@@ -361,12 +319,16 @@ class Core:
             raise self.fail(status)
         return token
 
-    def ask(self, op: str, **fields: object) -> Ask:
+    def ask(self, request: _seam.Request) -> Ask:
         """Starts a request to the core that may take long."""
         ask = Ask(self)
-        request = request_of(op, fields)
-        ask.token = self.send(ask, lambda token: int(self.lib.troupe_ask(token, request, len(request))))
+        ask.token = self.request(ask, request)
         return ask
+
+    def request(self, receiver: Receiver, request: _seam.Request) -> int:
+        """Sends a request, whose answer goes to the receiver. Returns its token."""
+        op, fields = request.op.encode(), encode_request(request)
+        return self.send(receiver, lambda token: int(self.lib.troupe_ask(token, op, fields, len(fields))))
 
     def plan(self, cluster: int, request: bytes) -> bytes:
         self.check()
@@ -644,16 +606,17 @@ class Core:
                 pass
 
 
-def request_of(op: str, fields: Mapping[str, object]) -> bytes:
-    """Encodes a request to the core. If a string cannot be encoded, as can happen with environments and paths, the
+def encode_request(request: _seam.Request) -> bytes:
+    """Encodes the fields of a request. If a string cannot be encoded, as can happen with environments and paths, the
     error names its place."""
+    fields = {name: value for name, value in request.fields.items() if value is not None}
     try:
-        return bytes(msgpack.packb({"op": op, **fields}))
+        return bytes(msgpack.packb(fields))
     except UnicodeEncodeError:
         where = _unencodable(fields) or ["?"]
         raise _errors.InvalidError(
-            f"{op}: {_errors.plain('.'.join(where))} is not valid text (it has a lone surrogate, often a byte of "
-            "another encoding); change or remove it"
+            f"{request.op}: {_errors.plain('.'.join(where))} is not valid text (it has a lone surrogate, often a byte "
+            "of another encoding); change or remove it"
         ) from None
 
 

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from . import _core, _errors
+from . import _core, _errors, _seam
 from ._future import Asked
 
 
@@ -54,13 +54,13 @@ def next_death(cluster: Role) -> Asked:
             Death(cluster.name, None, 0, _errors.ClosedError(f"cluster {cluster.name} is closed")),
         )
 
-    return Asked(cluster._core, "deaths", read=read, cluster=cluster._open()._id, seen=-1)
+    return Asked(cluster._core, _seam.deaths(cluster=cluster._open()._id, seen=-1), read=read)
 
 
 async def since(cluster: Role, seen: int) -> tuple[list[Death], int, bool]:
     """Waits for a death after the first `seen`. Returns the new deaths, the total number, and whether the role has
     ended."""
-    told = await Asked(cluster._core, "deaths", cluster=cluster._open()._id, seen=seen)
+    told = await Asked(cluster._core, _seam.deaths(cluster=cluster._open()._id, seen=seen))
     return _deaths(cluster.name, told), told["seen"], told["ended"]
 
 
@@ -88,7 +88,7 @@ class Watch:
         return remove
 
     def _ask(self, seen: int) -> None:
-        asked = Asked(self._cluster._core, "deaths", cluster=self._cluster._id, seen=seen, side=True)
+        asked = Asked(self._cluster._core, _seam.deaths(cluster=self._cluster._id, seen=seen, side=True))
         asked.add_done_callback(self._arrived)
 
     def _arrived(self, asked: Asked) -> None:

@@ -32,6 +32,7 @@ import msgpack
 from . import _codec, _core, _errors, _reference, _session
 from ._cuda import Cuda
 from ._device_backend import Backend, DeviceError, Lent, Wait, nothing
+from ._seam import FREED, PUT_FAILED, WANTED, CompletionHead, WantedMeta
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +48,6 @@ SLOTS = 4  # chunks of one connection
 _CONNECTIONS = 8  # readers per producer, and producers per reader; each connection pins SLOTS * CHUNK bytes
 _IDLE = 60.0  # seconds after which an idle connection is closed
 _SILENCE = 30.0  # seconds without a chunk after which a reader falls back to the bus
-_WANTED, _FREED = 8, 9  # kinds of completions
 _SUFFIX = ".device"
 _ENV = (
     "TROUPE_DEVICE"  # "0": tensors travel in their messages; "host": no IPC handles; "bus": neither handles nor staging
@@ -274,13 +274,14 @@ class Lender:
         while (n := self._core.lib.troupe_take_lent(self._address, len(self._buffer))) > 0:
             at = 0
             while at < n:
-                kind, _, number, _, meta, _, _, _ = _core._HEAD.unpack_from(self._buffer, at)
-                (runtime,) = struct.unpack_from("<Q", self._buffer, at + 48)
-                at += 48 + (meta + 7 & ~7)
+                kind, _, number, _, meta, _, _, _ = CompletionHead.layout.unpack_from(self._buffer, at)
+                at += CompletionHead.size
+                (runtime,) = WantedMeta.layout.unpack_from(self._buffer, at)
+                at += meta + 7 & ~7
                 owner = self._sessions.get(runtime, "")
-                if kind == _FREED:
+                if kind == FREED:
                     self._tensors.pop((owner, number), None)
-                elif kind == _WANTED:
+                elif kind == WANTED:
                     self._fill(runtime, owner, number)
         if n < 0:
             raise self._core.fail(n)
@@ -302,7 +303,7 @@ class Lender:
                     "rank": -1,
                 }
             )
-            lib.troupe_fill(runtime, number, 1, text, len(text))
+            lib.troupe_fill(runtime, number, PUT_FAILED, text, len(text))
 
     def _accept(self) -> None:
         assert self._listener is not None

@@ -7,10 +7,10 @@ import threading
 from collections import deque
 from typing import Any
 
-from . import _core, _errors, _serve, _session
+from . import _core, _errors, _seam, _serve, _session
 from ._call import IncomingCall
 from ._cluster import Cluster, WorkerHandle, from_handle
-from ._core import CANCEL, VALUE
+from ._seam import CANCEL, VALUE
 
 _PATIENCE = 30.0  # seconds for the core's answer to a request
 _SERVED = "served:"  # prefix of the names of served objects; no object of a worker has it
@@ -56,7 +56,7 @@ def of_session(caller: str) -> WorkerHandle:
     """Returns the handle of the object served by the process with that session. Each call looks the role up; the
     cluster object is shared."""
     session = _session.current(start=False)
-    found = session.core.ask("driver", runtime=session.id, name=caller or "nobody").get(_PATIENCE)
+    found = session.core.ask(_seam.driver(runtime=session.id, name=caller or "nobody")).get(_PATIENCE)
     codec = session.codec(False)
     cluster: Cluster = from_handle(found.data, codec._unpack(found.data))
     return cluster.workers[0]
@@ -114,9 +114,15 @@ class ObjectServer(_serve.Server):
 
     def announce(self, key: str, name: str | None) -> WorkerHandle:
         """Registers the object as a role and returns its handle."""
-        request = {"class": type(self.objects[key].value).__name__, "object": key, "table": self.tables[key]}
+        request = _seam.serve(
+            runtime=self.session.id,
+            name=name or "",
+            class_name=type(self.objects[key].value).__name__,
+            object=key,
+            table=self.tables[key],
+        )
         try:
-            fields = self.core.ask("serve", runtime=self.session.id, name=name or "", serve=request).get(_PATIENCE)
+            fields = self.core.ask(request).get(_PATIENCE)
         except BaseException:
             self.remove(key)
             raise
@@ -149,7 +155,7 @@ class ObjectServer(_serve.Server):
             self.remove(key)
 
     def trusts(self, meta: bytes) -> bool:
-        return self.session.pickle and not meta[0] & _serve.PIPELINE
+        return self.session.pickle and not meta[_seam.CallMeta.flags] & _seam.META_PIPELINE
 
     # Called by the reader; must not block.
 

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from . import _codec, _core, _errors
+from . import _codec, _core, _errors, _seam
 
 
 class _Room:
@@ -43,7 +43,7 @@ def empty(shape: int | Sequence[int], dtype: Any = "float32") -> Any:
     nbytes = kind.itemsize
     for axis in axes:
         nbytes *= axis
-    if nbytes <= _core._LARGE:
+    if nbytes <= _seam.LARGE:
         return numpy.empty(axes, dtype=kind)
     core = _core.get()
     core.check()

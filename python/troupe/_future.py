@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 import msgpack
 
-from . import _call, _check, _codec, _core, _error_transfer, _errors, _introspection, _split, _traceback, _unread
-from ._core import CAUSE, FAILED, KEPT, LAST, NONE, OVER, SHARED, WHOLE
+from . import _call, _check, _codec, _core, _error_transfer, _errors, _introspection, _seam, _split, _traceback, _unread
 from ._result_stream import ResultStream, StreamReference
+from ._seam import CAUSE, COMBINED, FAILED, KEPT, LAST, NONE, OVER, SHARED
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault
@@ -350,7 +350,7 @@ class Future(Waitable[R], Sequence[RankFuture[Any]]):
             if flags & FAILED:
                 self._failure = body
                 self._fail(body)
-            elif flags & WHOLE:
+            elif flags & COMBINED:
                 self._whole = body
         else:
             self._answers[rank] = (flags, body)
@@ -781,20 +781,18 @@ class Asked(Waitable[R]):
     def __init__(
         self,
         core: _core.Core,
-        op: str,
+        request: _seam.Request,
         *,
         read: Callable[[Any], R] | None = None,
         codec: _codec.Codec | None = None,
-        **fields: object,
     ) -> None:
         super().__init__(core)
-        self._op = op
+        self._op = request.op
         self._read = read  # converts the answer to the caller's value
         self._codec = codec or _codec.Codec()
         self._value: Any = None
         self._error: _errors.Error | None = None
-        request = _core.request_of(op, fields)
-        self._token = core.send(self, lambda token: int(core.lib.troupe_ask(token, request, len(request))))
+        self._token = core.request(self, request)
 
     def deliver(self, kind: int, flags: int, rank: int, body: object) -> None:
         self._store(flags, body)

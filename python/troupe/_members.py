@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from . import _deaths, _errors
+from . import _deaths, _errors, _seam
 from ._future import Asked
 
 
@@ -70,7 +70,7 @@ def watch(
 
     def ask(epoch: int) -> None:
         with opened._core.beside():
-            asked = Asked(opened._core, "changed", cluster=opened._id, epoch=epoch)
+            asked = Asked(opened._core, _seam.changed(cluster=opened._id, epoch=epoch))
         asked.add_done_callback(lambda done: told.put(None if done._error is not None else read(done._value)))
 
     def run(before: Membership) -> None:

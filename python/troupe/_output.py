@@ -10,10 +10,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from . import _check, _core, _errors
+from . import _check, _core, _errors, _seam
+from ._seam import OutputHead
 
 MODES = ("all", "errors", "none", "raw")
-_SESSION_END, _STDERR, _FLUSHED = 0, 2, 3  # kinds of records, as in output.go
 _END = 3.0  # seconds for writing the last lines when a session ends
 _CELL_END = 1.5  # seconds that a notebook cell waits for the output of its workers
 
@@ -74,21 +74,20 @@ class Reader:
         rest of it follows later."""
         deadline = time.monotonic() + _CELL_END
         self._flushed.clear()
-        if self._core.wait(self._core.ask("flush_output", runtime=self._runtime), deadline):
+        if self._core.wait(self._core.ask(_seam.flush_output(runtime=self._runtime)), deadline):
             self._flushed.wait(max(0.0, deadline - time.monotonic()))
 
     def _run(self) -> None:
         try:
             while True:
-                head = self._read(8)
-                kind, length = int.from_bytes(head[:4], "little"), int.from_bytes(head[4:], "little")
-                if kind == _SESSION_END:
+                kind, length = OutputHead.layout.unpack(self._read(OutputHead.size))
+                if kind == _seam.OUTPUT_END:
                     return
-                if kind == _FLUSHED:
+                if kind == _seam.OUTPUT_FLUSHED:
                     self._flushed.set()
                     continue
                 data = self._read(length)
-                show(data, sys.stderr if kind == _STDERR else sys.stdout)
+                show(data, sys.stderr if kind == _seam.OUTPUT_STDERR else sys.stdout)
         except OSError:  # the pipe is closed: this is a forked child, or the interpreter is exiting
             return
         finally:

@@ -4,10 +4,10 @@ docs/pipelines.md."""
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from . import _check, _codec, _core, _errors, _session
+from . import _check, _codec, _core, _errors, _seam, _session
 from ._cluster import Cluster
 from ._future import Asked
 from ._item import Item
@@ -127,16 +127,16 @@ class Pipeline(Held):
                 stage: _stage_functions.Function(work, stages[stage]) for stage, work in declared.functions.items()
             }
             token = _stage_functions.FunctionRunner(session.core, self._codec, functions).token
-        request = {
-            "text": declared.text(),
-            "clusters": clusters,
-            "functions": token,
-            "grace": float(grace),
-            "take_over": take_over,
-        }
-        self._open(
-            session, Asked(session.core, "pipeline_open", runtime=session.id, name=_session._who(), pipeline=request)
+        request = _seam.pipeline_open(
+            runtime=session.id,
+            by=_session._who(),
+            text=declared.text(),
+            clusters=clusters,
+            functions=token,
+            grace=float(grace),
+            take_over=take_over,
         )
+        self._open(session, Asked(session.core, request))
 
     def _name(self, session: Session, name: str) -> None:
         self.name = name
@@ -148,13 +148,13 @@ class Pipeline(Held):
         session = _session.current()
         pipeline = cls.__new__(cls)
         pipeline._name(session, name)
-        pipeline._open(session, Asked(session.core, "pipeline_attach", runtime=session.id, name=name))
+        pipeline._open(session, Asked(session.core, _seam.pipeline_attach(runtime=session.id, name=name)))
         return pipeline
 
     @staticmethod
     def check(name: str, streams: Mapping[str, object], stages: Mapping[str, object]) -> None:
         """Raises InvalidError with everything that is wrong with the declaration. Starts nothing and needs no head."""
-        _core.get().ask("pipeline_check", pipeline={"text": _Declared(name, streams, stages).text()}).get()
+        _core.get().ask(_seam.pipeline_check(text=_Declared(name, streams, stages).text())).get()
 
     @staticmethod
     def remove(name: str, *, blocking: bool = True) -> Any:
@@ -162,18 +162,14 @@ class Pipeline(Held):
         Until then, the data stays on the head's disk."""
         warn_if_blocking("troupe.Pipeline.remove", blocking)
         session = _session.current()
-        return settle(Asked(session.core, "pipeline_remove", runtime=session.id, name=name), blocking)
+        return settle(Asked(session.core, _seam.pipeline_remove(runtime=session.id, name=name)), blocking)
 
-    def _ask(self, op: str, method: str, blocking: bool, read: Any = None, **fields: Any) -> Any:
+    def _ask(
+        self, method: str, make: Callable[..., _seam.Request], blocking: bool, read: Any = None, **fields: object
+    ) -> Any:
+        """Sends what make makes of the fields. The warning comes first: the number of a pipeline may be waited for."""
         warn_if_blocking(f"pipeline.{method}", blocking)
-        return settle(Asked(self._session.core, op, read=read, pipeline={"id": self._id, **fields}), blocking)
-
-    def _verb(self, verb: str, blocking: bool = True, read: Any = None, method: str = "", **fields: object) -> Any:
-        def result(text: Any) -> Any:
-            value = None if text is None else json.loads(text)
-            return value if read is None else read(value)
-
-        return self._ask("pipeline_verb", method or verb, blocking, result, verb=verb, **fields)
+        return settle(Asked(self._session.core, make(id=self._id, **fields), read=read), blocking)
 
     # Items.
 
@@ -207,7 +203,7 @@ class Pipeline(Held):
         for one in items:
             item = one if isinstance(one, Item) else Item(one)
             wire.append({**item._fields(), "body": self._encode(item.value)})
-        return self._ask("pipeline_put", method, blocking, stream=stream, items=wire, timeout=_positive(timeout))
+        return self._ask(method, _seam.pipeline_put, blocking, stream=stream, items=wire, timeout=_positive(timeout))
 
     def _encode(self, value: object) -> bytes:
         body = self._codec.encode(value)
@@ -230,24 +226,28 @@ class Pipeline(Held):
     def stats(self, *, blocking: bool = True) -> Any:
         """Returns the state: version, and streams and stages by name, with the fields of `troupe pipeline top --json`.
         A stage whose role has died has "death": role, at and cause."""
-        return self._verb("stats", blocking, _by_name)
+        return self._ask("stats", _seam.pipeline_stats, blocking, lambda text: _by_name(json.loads(text)))
 
     def pause(self, stage: str, *, blocking: bool = True) -> Any:
         """Gives a stage no more items; items in progress continue. A pause outlasts a restart."""
-        return self._verb("pause", blocking, stage=stage)
+        return self._ask("pause", _seam.pipeline_pause, blocking, stage=stage)
 
     def resume(self, stage: str, *, blocking: bool = True) -> Any:
         """Gives a paused stage items again."""
-        return self._verb("resume", blocking, stage=stage)
+        return self._ask("resume", _seam.pipeline_resume, blocking, stage=stage)
 
     def scale(self, stage: str, workers: int, *, blocking: bool = True) -> Any:
         """Sets the number of workers of a stage: its role grows or shrinks, or its function runs that many times in
         parallel."""
-        return self._verb("scale", blocking, stage=stage, workers=_check.integer("workers", workers))
+        return self._ask(
+            "scale", _seam.pipeline_scale, blocking, stage=stage, workers=_check.integer("workers", workers)
+        )
 
     def join(self, stage: str, cluster: Cluster, ranks: Sequence[int] = (), *, blocking: bool = True) -> Any:
         """Adds workers to a stage that runs here: the given ranks of another cluster, or all of them."""
-        return self._verb("join", blocking, stage=stage, cluster=cluster._open()._id, ranks=list(ranks))
+        return self._ask(
+            "join", _seam.pipeline_join, blocking, stage=stage, cluster=cluster._open()._id, ranks=list(ranks)
+        )
 
     def leave(
         self,
@@ -260,62 +260,69 @@ class Pipeline(Held):
     ) -> Any:
         """Removes ranks of a cluster from a stage that runs here. They get no more items, and finish those that they
         have."""
-        return self._verb(
-            "leave", blocking, stage=stage, cluster=cluster._open()._id, ranks=list(ranks), timeout=_positive(timeout)
+        return self._ask(
+            "leave",
+            _seam.pipeline_leave,
+            blocking,
+            stage=stage,
+            cluster=cluster._open()._id,
+            ranks=list(ranks),
+            timeout=_positive(timeout),
         )
 
     def abort(self, item: str, *, blocking: bool = True) -> Any:
         """Aborts an item by its id. Its handler is cancelled, or notified through the stage's abort method, and may
         return a partial result: a function sees current_call().cancelled as true, and the value that it then returns
         continues downstream."""
-        return self._verb("abort", blocking, item=item)
+        return self._ask("abort", _seam.pipeline_abort, blocking, item=item)
 
     def set_version(self, version: float, *, blocking: bool = True) -> Any:
         """Sets the version that items are stamped with and compared to. It can only grow."""
-        return self._verb("version", blocking, method="set_version", version=float(version))
+        return self._ask("set_version", _seam.pipeline_version, blocking, version=float(version))
 
     @property
     def version(self) -> float:
         """The current version."""
-        return float(self._verb("stats")["version"])
+        return float(self.stats()["version"])
 
     def drain(self, timeout: float | None = None, *, blocking: bool = True) -> Any:
         """Accepts no more items, and waits until all have been processed. The items left are in sinks and dead letters.
         Raises WorkerLostError when items wait for a stage whose role has died."""
-        return self._verb("drain", blocking, timeout=_positive(timeout))
+        return self._ask("drain", _seam.pipeline_drain, blocking, timeout=_positive(timeout))
 
     def dead(self, *, blocking: bool = True) -> Any:
         """Returns the dead letters, oldest first: seq, id, stage, stream, reason, attempts, failures (with stack
         traces) and value."""
-        return self._verb("dead", blocking, self._letters)
+        return self._ask("dead", _seam.pipeline_dead, blocking, self._letters)
 
-    def _letters(self, letters: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+    def _letters(self, text: str) -> list[dict[str, Any]]:
         import base64
 
-        for letter in letters or []:
+        letters: list[dict[str, Any]] = json.loads(text)
+        for letter in letters:
             body = base64.b64decode(letter.pop("body") or "")
             letter["value"] = self._codec.decode(body) if body else None
-        return letters or []
+        return letters
 
     def retry_dead(self, *seqs: int, blocking: bool = True) -> Any:
         """Puts dead letters back into their streams; without arguments, all of them. Returns their number."""
-        return self._verb("dead_retry", blocking, method="retry_dead", seqs=list(seqs), all=not seqs)
+        return self._ask("retry_dead", _seam.pipeline_retry_dead, blocking, seqs=list(seqs), all=not seqs)
 
     def drop_dead(self, *seqs: int, blocking: bool = True) -> Any:
         """Deletes dead letters; without arguments, all of them. Returns their number."""
-        return self._verb("dead_drop", blocking, method="drop_dead", seqs=list(seqs), all=not seqs)
+        return self._ask("drop_dead", _seam.pipeline_drop_dead, blocking, seqs=list(seqs), all=not seqs)
 
     # Shutdown.
 
     def shutdown(self, *, blocking: bool = True) -> Any:
         """Stops the pipeline wherever it runs. Items in progress are finished or returned to their streams."""
-        return self._verb("shutdown", blocking)
+        return self._ask("shutdown", _seam.pipeline_stop, blocking)
 
     def close(self, *, blocking: bool = True) -> Any:
         """Stops a pipeline that runs here, or detaches from one that runs elsewhere. Repeated calls have no effect."""
         if blocking and self._session.closed:
             return None
-        return self._ask("pipeline_close", "close", blocking)
+        return self._ask("close", _seam.pipeline_close, blocking)
 
     def __repr__(self) -> str:
         return f"<Pipeline {self.name}>"
@@ -330,13 +337,9 @@ class _Take(Asked):
         self._pipeline = pipeline
         self._keep = keep
         self.loan = 0
-        fields = {
-            "id": pipeline._id,
-            "stream": stream,
-            "count": count,
-            "timeout": None if timeout is None else max(_LEAST, timeout),
-        }
-        super().__init__(pipeline._session.core, "pipeline_take", pipeline=fields)
+        timeout = None if timeout is None else max(_LEAST, timeout)
+        request = _seam.pipeline_take(id=pipeline._id, stream=stream, count=count, timeout=timeout)
+        super().__init__(pipeline._session.core, request)
 
     def deliver(self, kind: int, flags: int, rank: int, body: object) -> None:
         self._store(flags, body)
@@ -357,7 +360,7 @@ class _Take(Asked):
 
     def ended(self, done: bool) -> Asked:
         """Acknowledges the items, or returns them to their sink."""
-        return Asked(self._core, "pipeline_taken", pipeline={"id": self._pipeline._id, "loan": self.loan, "done": done})
+        return Asked(self._core, _seam.pipeline_taken(id=self._pipeline._id, loan=self.loan, done=done))
 
     def _dealt(self, asked: Asked) -> None:
         self._error = self._error or asked._error

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from . import _core, _output, _session, _traceback
+from . import _core, _output, _seam, _session, _traceback
 
 _SILENT = 1.0  # seconds of a start that shows nothing
 _EVERY = 1.0  # seconds between two requests for the progress
@@ -42,7 +42,7 @@ def _earlier(deadline: float | None, moment: float) -> float:
 
 
 def _ask(session: _session.Session, name: str) -> _core.Ask:
-    return session.core.ask("progress", runtime=session.id, name=name)
+    return session.core.ask(_seam.progress(runtime=session.id, name=name))
 
 
 def _display() -> Any:

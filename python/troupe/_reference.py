@@ -12,14 +12,12 @@ from typing import Any, TypeVar
 
 import msgpack
 
-from . import _check, _codec, _core, _error_transfer, _errors, _future, _session
-from ._core import FAILED, NONE
+from . import _check, _codec, _core, _error_transfer, _errors, _future, _seam, _session
 from ._future import Pull, R, Waitable
+from ._seam import FAILED, GET_READY, LARGE, NONE, PUT_FAILED
 
 T = TypeVar("T")
 
-_READY = 1  # flag of troupe_get: report that the value exists, without fetching it
-_PUT_FAILED = 1
 _LONG = 1 << 20  # bytes from which a value is stored without the interpreter lock: it may be written to disk
 _PLACE = 512  # bytes for the description of where a value lies
 _MOST = 8 << 10  # bytes of the list of references inside one value; see wire.MaxReferences
@@ -82,7 +80,7 @@ class Reference(Waitable[R]):
 
     def _watch(self) -> None:
         if not self._watching and not self._done:
-            self._watching = self._core.send(self, lambda token: self._ask(token, _READY))
+            self._watching = self._core.send(self, lambda token: self._ask(token, GET_READY))
 
     def _ask(self, token: int, how: int) -> int:
         place = self._place
@@ -271,7 +269,7 @@ def counts() -> dict[str, int]:
     """Returns how many values this process owns, how many values of others it refers to, and how many bytes of results
     it keeps for others."""
     session = _session.current(start=False)
-    found: dict[str, int] = session.core.ask("references", runtime=session.id).get()
+    found: dict[str, int] = session.core.ask(_seam.references(runtime=session.id)).get()
     return found
 
 
@@ -296,7 +294,7 @@ def put_body(session: _session.Session, body: Any, inside: Sequence[object] | No
     core.check()
     names = names_of(inside) if inside else b""
     n = len(body)
-    if n > _core._LARGE:
+    if n > LARGE:
         address: Any = core.place(body)
     else:
         address = (
@@ -314,7 +312,7 @@ def put_body(session: _session.Session, body: Any, inside: Sequence[object] | No
 
 
 def put_error(session: _session.Session, body: Any) -> Reference:
-    return put_body(session, bytes(body), None, _PUT_FAILED)
+    return put_body(session, bytes(body), None, PUT_FAILED)
 
 
 def _decode(codec: _codec.Codec, fields: Any) -> Reference:

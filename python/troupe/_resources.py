@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import _check, _errors, _session
+from . import _check, _errors, _seam, _session
 from ._config import STRATEGIES
 
 
@@ -23,12 +23,14 @@ class ResourceManager:
         self.id = ""
         self.nodes: list[str] = []
         if num_gpus_per_node:
-            got = self._session.core.ask(
-                "reserve",
+            request = _seam.reserve(
                 runtime=self._session.id,
-                name="resource manager",
-                reserve={"nodes": num_nodes, "devices": num_gpus_per_node, "wait": float(wait)},
-            ).get()
+                holder="resource manager",
+                nodes=num_nodes,
+                devices=num_gpus_per_node,
+                wait=float(wait),
+            )
+            got = self._session.core.ask(request).get()
             self.id, self.nodes = got["id"], got["nodes"] or []
 
     @property
@@ -38,7 +40,7 @@ class ResourceManager:
     def destroy(self) -> None:
         """Releases the nodes. Shut down the clusters on them first."""
         if self.id and not self._session.closed:
-            self._session.core.ask("unreserve", name=self.id).get()
+            self._session.core.ask(_seam.unreserve(id=self.id)).get()
             self.id = ""
 
     def __enter__(self) -> ResourceManager:
@@ -76,17 +78,15 @@ class Reservation:
             raise _errors.InvalidError('bundles is empty; give a dict for each bundle, such as {"GPU": 1}')
         self._session = _session.current()
         self.name = "" if name is None else _check.text("name", name)
-        request = {
-            "bundles": [_bundle(i, b) for i, b in enumerate(self.bundles)],
-            "strategy": strategy,
-            "id": _id(self._session.namespace, self.name),
-            "wait": _check.number("wait", wait, unit="seconds"),
-        }
-        self._take(
-            self._session.core.ask(
-                "reserve", runtime=self._session.id, name=name or "reservation", reserve=request
-            ).get()
+        request = _seam.reserve(
+            runtime=self._session.id,
+            holder=name or "reservation",
+            bundles=[_bundle(i, b) for i, b in enumerate(self.bundles)],
+            strategy=strategy,
+            id=_id(self._session.namespace, self.name),
+            wait=_check.number("wait", wait, unit="seconds"),
         )
+        self._take(self._session.core.ask(request).get())
         self._owned = True
 
     def _take(self, got: dict[str, Any]) -> None:
@@ -99,9 +99,8 @@ class Reservation:
         """Returns the reservation of that name in this run, which another process holds. Raises NotFoundError if there
         is none."""
         session = _session.current()
-        got = session.core.ask(
-            "reservation", runtime=session.id, name=_id(session.namespace, _check.text("name", name))
-        ).get()
+        id = _id(session.namespace, _check.text("name", name))
+        got = session.core.ask(_seam.reservation(runtime=session.id, name=id)).get()
         made = cls.__new__(cls)
         made._session, made.name, made._owned = session, name, False
         made.bundles = [_unpacked(b) for b in got["bundles"]]
@@ -135,7 +134,7 @@ class Reservation:
             )
         if not self._devices[chosen[0]]:
             return None, [self.nodes[i] for i in chosen]
-        known = {n["node"]: n for n in self._session.core.ask("nodes", runtime=self._session.id).get()}
+        known = {n["node"]: n for n in self._session.core.ask(_seam.nodes(runtime=self._session.id)).get()}
         order = sorted(set(self.nodes), key=lambda node: known[node]["rank"])
         per_node = max(len(known[node]["devices"] or []) for node in order)
         return [order.index(self.nodes[i]) * per_node + d for i in chosen for d in self._devices[i]], []
@@ -148,7 +147,7 @@ class Reservation:
                 "does too"
             )
         if self.id and not self._session.closed:
-            self._session.core.ask("unreserve", name=self.id).get()
+            self._session.core.ask(_seam.unreserve(id=self.id)).get()
             self.id = ""
 
     def __enter__(self) -> Reservation:

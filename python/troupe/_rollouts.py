@@ -4,10 +4,10 @@ docs/rollouts.md."""
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
-from . import _check, _codec, _errors, _session, _weights
+from . import _check, _codec, _errors, _seam, _session, _weights
 from ._future import Asked
 from ._pipeline import Held, settle
 
@@ -44,8 +44,8 @@ class Sample:
     - fields: what was set beside the turns, such as a reward.
     """
 
-    def __init__(self, rollouts: Rollouts, got: _Got, held: int = 0) -> None:
-        self._rollouts, self._held, self._over = rollouts, held, False
+    def __init__(self, rollouts: Rollouts, got: _Got, loan: int = 0) -> None:
+        self._rollouts, self._loan, self._over = rollouts, loan, False
         self._limit, self._name, self._current = got["limit"], got["name"], got["version"]
         self.group: int = got["group"]
         self.index: int = got["index"]
@@ -72,8 +72,9 @@ class Sample:
         last = last or index + 1 >= self._limit
         version = self._current if version is None else float(version)
         r = self._rollouts
-        stored = bool(
-            r._verb("finish", held=self._held, at=index, last=last, version=version, fields=r._encode(fields))
+        encoded = r._encode(fields)
+        stored: bool = r._now(
+            _seam.rollouts_finish, loan=self._loan, turn=index, last=last, version=version, fields=encoded
         )
         if stored and index == len(self.turns):
             self.turns.append(dict(fields))
@@ -83,10 +84,10 @@ class Sample:
 
     def release(self) -> None:
         """Gives the sample back, if it is not finished. Its finished turns stay."""
-        if not self._held:
+        if not self._loan:
             return
-        held, self._held = self._held, 0
-        self._rollouts._release(held)
+        loan, self._loan = self._loan, 0
+        self._rollouts._release(loan)
 
     def __repr__(self) -> str:
         return f"<Sample {self.group}/{self.index} attempt {self.attempt}, {len(self.turns)} turns>"
@@ -109,32 +110,32 @@ class RolloutBatch:
     block, `with r.batch(16) as batch`, it is done at the end, and given back if the block raises."""
 
     def __init__(self, rollouts: Rollouts, got: _Got) -> None:
-        self._rollouts, self._held = rollouts, got["held"]
+        self._rollouts, self._loan = rollouts, got["loan"]
         self.groups = [Group(rollouts, one) for one in got["groups"]]
 
     def done(self) -> None:
         """Marks the groups as trained, all or none. Raises FencedError if another trainer got one of them, because this
         process did not answer for some seconds: then this training step must not count."""
-        held, self._held = self._held, 0
-        if not held:
+        loan, self._loan = self._loan, 0
+        if not loan:
             raise _errors.InvalidError("this batch is done, or was given back")
         try:
-            self._rollouts._verb("done", held=held)
+            self._rollouts._now(_seam.rollouts_done, loan=loan)
         except BaseException:
-            self._rollouts._release(held)  # unless it is done
+            self._rollouts._release(loan)  # unless it is done
             raise
 
     def release(self) -> None:
         """Gives the groups back, for any trainer, unless they are done."""
-        held, self._held = self._held, 0
-        if held:
-            self._rollouts._release(held)
+        loan, self._loan = self._loan, 0
+        if loan:
+            self._rollouts._release(loan)
 
     def __enter__(self) -> RolloutBatch:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None and self._held:
+        if kind is None and self._loan:
             self.done()
         self.release()
 
@@ -149,15 +150,15 @@ class Scoring:
     """Samples that lack a field, for a block that sets it. What it does not set goes to another worker."""
 
     def __init__(self, rollouts: Rollouts, got: _Got) -> None:
-        self._rollouts, self._held = rollouts, got["held"]
+        self._rollouts, self._loan = rollouts, got["loan"]
         self.samples = [Sample(rollouts, one) for one in got["samples"] or []]
 
     def __enter__(self) -> list[Sample]:
         return self.samples
 
     def __exit__(self, *_: object) -> None:
-        if self._held:
-            self._rollouts._release(self._held)
+        if self._loan:
+            self._rollouts._release(self._loan)
 
 
 class Rollouts(Held):
@@ -220,34 +221,35 @@ class Rollouts(Held):
             "siblings": siblings, "turns": turns, "fields": list(fields), "open": open, "bytes": bytes,
             "at_least": at_least,
         }  # fmt: skip
-        request = {
-            "name": name,
-            "spec": spec,
-            "after": _check.seconds("after", after) or 0.0,
-            "turn_timeout": _check.seconds("timeout", timeout) or 0.0,
-            "stale": float(stale or 0.0),
-            "replicas": replicas,
-        }
-        self._connect(name, "rollouts_open", request, weights, max_lag)
+        session = self._begin(name, weights, max_lag)
+        request = _seam.rollouts_open(
+            runtime=session.id,
+            name=name,
+            by=_session._who(),
+            spec=spec,
+            after=_check.seconds("after", after) or 0.0,
+            turn_timeout=_check.seconds("timeout", timeout) or 0.0,
+            stale=float(stale or 0.0),
+            replicas=replicas,
+        )
+        self._open(session, Asked(session.core, request))
 
-    def _connect(
-        self, name: str, op: str, request: Mapping[str, object], weights: str | None, max_lag: int | None
-    ) -> None:
+    def _begin(self, name: str, weights: str | None, max_lag: int | None) -> _session.Session:
         if max_lag is not None and (weights is None or _check.integer("max_lag", max_lag) < 0):
             raise _errors.InvalidError(f"max_lag={max_lag}: give a number of versions from 0, and weights=, their name")
-        session = _session.current()
         self.name = name
         self._weights = None if weights is None else _weights.weights(weights)
         self._max_lag, self._told = max_lag, float("-inf")
         self._codec = _codec.Codec(why_not=_WHY_NOT, handles=True)
-        self._open(session, Asked(session.core, op, runtime=session.id, name=_session._who(), rollouts=request))
+        return _session.current()
 
     @classmethod
     def attach(cls, name: str, *, weights: str | None = None, max_lag: int | None = None) -> Rollouts:
         """Returns rollouts that another process runs, now or later: requests wait for it. weights and max_lag are of
         this process, as for Rollouts."""
         rollouts = cls.__new__(cls)
-        rollouts._connect(name, "rollouts_attach", {"name": name}, weights, max_lag)
+        session = rollouts._begin(name, weights, max_lag)
+        rollouts._open(session, Asked(session.core, _seam.rollouts_attach(runtime=session.id, name=name)))
         return rollouts
 
     def _committed(self) -> float | None:
@@ -267,16 +269,15 @@ class Rollouts(Held):
     def remove(name: str) -> None:
         """Deletes everything that rollouts which are not running have stored."""
         session = _session.current()
-        Asked(session.core, "rollouts_remove", runtime=session.id, rollouts={"name": name}).now()
+        Asked(session.core, _seam.rollouts_remove(runtime=session.id, name=name)).now()
 
-    def _verb(self, verb: str, **fields: object) -> Any:
-        request = {"id": self._id, "verb": verb, **fields}
-        return Asked(self._session.core, "rollouts_verb", rollouts=request).now()
+    def _now(self, make: Callable[..., _seam.Request], **fields: object) -> Any:
+        return Asked(self._session.core, make(id=self._id, **fields)).now()
 
-    def _release(self, held: int) -> None:
+    def _release(self, loan: int) -> None:
         """Gives back without waiting: if the answer is lost, the engine asks."""
         if not self._session.closed and self._number is not None:
-            Asked(self._session.core, "rollouts_verb", rollouts={"id": self._id, "verb": "release", "held": held})
+            Asked(self._session.core, _seam.rollouts_release(id=self._id, loan=loan))
 
     def _encode(self, fields: Mapping[str, object]) -> list[dict[str, object]]:
         out: list[dict[str, object]] = []
@@ -301,8 +302,8 @@ class Rollouts(Held):
         - number: of the prompt in its data, from 1. One that is not above the last number of its source was put before,
           and is not stored again. stats()["numbers"] has the last ones: a driver that was restarted goes on from there.
         """
-        self._verb(
-            "put",
+        self._now(
+            _seam.rollouts_put,
             number=_check.integer("number", number),
             source=source,
             fields=self._encode({"prompt": prompt}),
@@ -312,8 +313,8 @@ class Rollouts(Held):
     def take(self, timeout: float | None = None) -> Sample | None:
         """Waits for a sample to make. Returns None if there is none in time."""
         self._follow(take=True)
-        got = self._verb("take", timeout=_check.seconds("timeout", timeout))
-        return Sample(self, got["samples"][0], got["held"]) if got["held"] else None
+        got = self._now(_seam.rollouts_take, timeout=_check.seconds("timeout", timeout))
+        return Sample(self, got["samples"][0], got["loan"]) if got["loan"] else None
 
     def samples(self) -> Generator[Sample, None, None]:
         """Yields samples to make, without end."""
@@ -325,7 +326,7 @@ class Rollouts(Held):
     def scoring(self, field: str, count: int = 1, timeout: float | None = None) -> Scoring:
         """Waits for finished samples that lack a field, up to count, for a `with` block that sets it. Nobody else gets
         them meanwhile. Without any in time, the block gets an empty list."""
-        got = self._verb("scoring", field=field, count=count, timeout=_check.seconds("timeout", timeout))
+        got = self._now(_seam.rollouts_scoring, field=field, count=count, timeout=_check.seconds("timeout", timeout))
         return Scoring(self, got)
 
     def set(self, sample: Sample | tuple[int, int], **fields: object) -> bool:
@@ -333,37 +334,37 @@ class Rollouts(Held):
         Returns False if the group has ended."""
         group, index = (sample.group, sample.index) if isinstance(sample, Sample) else sample
         name = sample._name if isinstance(sample, Sample) else ""
-        return bool(self._verb("set", group=group, index=index, name=name, fields=self._encode(fields)))
+        return bool(self._now(_seam.rollouts_set, group=group, index=index, name=name, fields=self._encode(fields)))
 
     def batch(self, groups: int = 1, timeout: float | None = None) -> RolloutBatch | None:
         """Waits for so many complete groups, and gives each to one trainer. Returns None if there are too few in
         time."""
         self._follow(take=False)
-        got = self._verb("batch", count=groups, timeout=_check.seconds("timeout", timeout))
-        return RolloutBatch(self, got) if got["held"] else None
+        got = self._now(_seam.rollouts_batch, count=groups, timeout=_check.seconds("timeout", timeout))
+        return RolloutBatch(self, got) if got["loan"] else None
 
     def redispatch(self, group: int = 0) -> int:
         """Takes the unfinished samples of a group, or of all groups, from their workers: others go on with them.
         Returns their number."""
-        return int(self._verb("redispatch", group=group))
+        return int(self._now(_seam.rollouts_redispatch, group=group))
 
     def set_version(self, version: float) -> None:
         """Sets the current version of the weights. It can only grow."""
-        self._verb("version", version=float(version))
+        self._now(_seam.rollouts_version, version=float(version))
         self._told = max(self._told, float(version))
 
     def stats(self) -> dict[str, object]:
         """Returns the state: put, open, complete, loaned, trained and stale groups; free, held and unscored samples;
         finished turns, redispatched samples, late answers; bytes; version; numbers; and by, the process that runs
         them."""
-        stats: dict[str, object] = json.loads(self._verb("stats"))
+        stats: dict[str, object] = json.loads(self._now(_seam.rollouts_stats))
         return stats
 
     def close(self, *, blocking: bool = True) -> Any:
         """Ends what runs here, and gives back what this process holds. What is stored stays."""
         if blocking and self._session.closed:
             return None
-        return settle(Asked(self._session.core, "rollouts_close", rollouts={"id": self._id}), blocking)
+        return settle(Asked(self._session.core, _seam.rollouts_close(id=self._id)), blocking)
 
     def __repr__(self) -> str:
         return f"<Rollouts {self.name}>"

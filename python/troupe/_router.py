@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from . import _check, _errors, _session, _trace
+from . import _check, _errors, _seam, _session, _trace
 from ._cluster import Cluster
 from ._future import Asked, resolve
 from ._pipeline import Held, settle, warn_if_blocking
@@ -16,16 +16,10 @@ from ._pipeline import Held, settle, warn_if_blocking
 class Request(Asked):
     """A request under way: a future that can also be aborted."""
 
-    def __init__(self, router: Router, id: str, **fields: object) -> None:
+    def __init__(self, router: Router, id: str, request: _seam.Request) -> None:
         self._router = router
         self.id = id
-        super().__init__(
-            router._session.core,
-            "router_call",
-            read=router._decode,
-            codec=router._codec,
-            router={"id": router._id, "request": id, **fields},
-        )
+        super().__init__(router._session.core, request, read=router._decode, codec=router._codec)
 
     def abort(self, *, blocking: bool = True) -> Any:
         """Aborts the request. If the router has an abort method, the result is then what the rank has produced so
@@ -64,18 +58,22 @@ class Router(Held):
         session = _session.current()
         self.method = method
         self._codec = session.codec(True)
-        request = {
-            "method": method, "abort": abort, "credits": credits, "waiting": waiting, "sticky": sticky,
-            "clusters": [c._open()._id for c in clusters],
-        }  # fmt: skip
-        self._open(session, Asked(session.core, "router_open", router=request))
-
-    def _verb(self, verb: str, blocking: bool, read: Any = None, **fields: Any) -> object:
-        warn_if_blocking(f"router.{verb}", blocking)
-        return settle(
-            Asked(self._session.core, "router_verb", read=read, router={"id": self._id, "verb": verb, **fields}),
-            blocking,
+        request = _seam.router_open(
+            method=method,
+            abort=abort,
+            credits=credits,
+            waiting=waiting,
+            sticky=sticky,
+            clusters=[c._open()._id for c in clusters],
         )
+        self._open(session, Asked(session.core, request))
+
+    def _ask(
+        self, method: str, make: Callable[..., _seam.Request], blocking: bool, read: Any = None, **fields: object
+    ) -> object:
+        """Sends what make makes of the fields. The warning comes first: the number of a router may be waited for."""
+        warn_if_blocking(f"router.{method}", blocking)
+        return settle(Asked(self._session.core, make(id=self._id, **fields), read=read), blocking)
 
     def _decode(self, body: bytes) -> object:
         return self._codec.decode(bytearray(body)) if body else None
@@ -102,57 +100,63 @@ class Router(Held):
         warn_if_blocking("router.call", blocking)
         _check.seconds("timeout", timeout)
         body = self._codec.encode([[resolve(a) for a in args], {n: resolve(v) for n, v in kwargs.items()} or None])
-        fields = {
-            "key": key,
-            "again": again,
-            "timeout": timeout if timeout is None else float(timeout),
-            "body": body if isinstance(body, bytes) else body.join(),
-            "scope": _trace.where(),
-        }
-        return settle(Request(self, id or os.urandom(8).hex(), **fields), blocking)
+        id = id or os.urandom(8).hex()
+        request = _seam.router_call(
+            id=self._id,
+            request=id,
+            key=key,
+            again=again,
+            timeout=timeout if timeout is None else float(timeout),
+            body=body if isinstance(body, bytes) else body.join(),
+            scope=_trace.where(),
+        )
+        return settle(Request(self, id, request), blocking)
 
     def abort(self, id: str, *, blocking: bool = True) -> Any:
         """Aborts a request by its id; see Router."""
-        return self._verb("abort", blocking, request=id)
+        return self._ask("abort", _seam.router_abort, blocking, request=id)
 
     # Ranks.
 
     def join(self, cluster: Cluster, ranks: Sequence[int] = (), *, blocking: bool = True) -> Any:
         """Adds ranks of a cluster; without ranks, all of them."""
-        return self._verb("join", blocking, cluster=cluster._open()._id, ranks=list(ranks))
+        return self._ask("join", _seam.router_join, blocking, cluster=cluster._open()._id, ranks=list(ranks))
 
     def leave(
         self, cluster: Cluster, ranks: Sequence[int] = (), *, timeout: float | None = None, blocking: bool = True
     ) -> Any:
         """Removes ranks of a cluster; without ranks, all of them. They get no more requests, and finish those that they
         have."""
-        return self._verb("leave", blocking, cluster=cluster._open()._id, ranks=list(ranks), timeout=timeout)
+        return self._ask(
+            "leave", _seam.router_leave, blocking, cluster=cluster._open()._id, ranks=list(ranks), timeout=timeout
+        )
 
     def scale(self, cluster: Cluster, workers: int, *, timeout: float | None = None, blocking: bool = True) -> Any:
         """Sets the number of a cluster's ranks: new ranks join, and departing ones first finish their requests."""
         workers = _check.integer("workers", workers)
-        return self._verb("scale", blocking, cluster=cluster._open()._id, workers=workers, timeout=timeout)
+        return self._ask(
+            "scale", _seam.router_scale, blocking, cluster=cluster._open()._id, workers=workers, timeout=timeout
+        )
 
     # Control.
 
     def suspend(self, *, blocking: bool = True) -> Any:
         """Sends no more requests to ranks; new requests wait."""
-        return self._verb("suspend", blocking)
+        return self._ask("suspend", _seam.router_suspend, blocking)
 
     def resume(self, *, blocking: bool = True) -> Any:
         """Sends requests to ranks again."""
-        return self._verb("resume", blocking)
+        return self._ask("resume", _seam.router_resume, blocking)
 
     def stats(self, *, blocking: bool = True) -> Any:
         """Returns the state: ranks, credits, in_flight, waiting, served, suspended."""
-        return self._verb("stats", blocking, lambda text: {"suspended": False, **json.loads(text)})
+        return self._ask("stats", _seam.router_stats, blocking, lambda text: {"suspended": False, **json.loads(text)})
 
     def close(self, *, blocking: bool = True) -> Any:
         """Cancels the waiting requests and those under way. The clusters continue. Repeated calls have no effect."""
         if blocking and self._session.closed:
             return None
-        warn_if_blocking("router.close", blocking)
-        return settle(Asked(self._session.core, "router_close", router={"id": self._id}), blocking)
+        return self._ask("close", _seam.router_close, blocking)
 
     def __repr__(self) -> str:
         return f"<Router of {self.method}>"

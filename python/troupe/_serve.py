@@ -10,21 +10,15 @@ from types import AsyncGeneratorType, GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from . import _call, _codec, _core, _empty, _error_transfer, _errors, _item, _register, _result_stream, _trace
-from ._call import LENGTHS, IncomingCall
+from ._call import IncomingCall
 from ._future import Pull, Waitable
 from ._reference import Reference, names_of, read_names
+from ._seam import ANSWER_FAILED, LARGE, META_ITEMS, META_ON_DEVICE, CallMeta
 
 if TYPE_CHECKING:
     import asyncio
 
-PIPELINE, ITEMS, ON_DEVICE = (
-    2,
-    4,
-    8,
-)  # flags of a call: from a pipeline; takes items, not their values; device tensors may stay on their device
-
-FAILED, MORE, TAKES = 1, 2, 4  # flags of troupe_answer
-
+_TRACE, _FLAGS = CallMeta.trace, CallMeta.flags
 _NONE: dict[str, Any] = {}
 _PLAIN = {type(None), bool, int, float, str, bytes, list, dict, tuple}  # types of results that are encoded directly
 _KNOWN = 256
@@ -95,11 +89,11 @@ class Server:
         args: Any
         kwargs: Any
         mark = _call.current.set((self.core, token, meta))
-        attached = _trace.attach(_call.trace_of(meta)) if meta[20] else None
+        attached = _trace.attach(_call.trace_of(meta)) if meta[_TRACE] else None
         try:
-            codec, owner, name = self.known.get(
-                _call.key_of(meta) if meta[20] else meta[:24] + meta[40:]
-            ) or self.learn(meta)
+            codec, owner, name = self.known.get(_call.key_of(meta) if meta[_TRACE] else meta[_FLAGS:]) or self.learn(
+                meta
+            )
             method = self.method(owner, name)
             if method is None:
                 value = self.verb(IncomingCall(self.core, token, meta), body)
@@ -109,7 +103,7 @@ class Server:
                 args, kwargs = read_args(codec, body)
                 if self.values:
                     self.place_values(token, codec, args, kwargs)
-                if meta[0] & ITEMS:
+                if meta[_FLAGS] & META_ITEMS:
                     args = [_item.given(args[0])]
                 value = method(*args, **kwargs)
                 if type(value) not in _PLAIN:
@@ -117,7 +111,7 @@ class Server:
                         value = self.stream(owner, name, value)
                     elif self.defer(token, meta, codec, value):
                         return
-                if meta[0] & ITEMS:
+                if meta[_FLAGS] & META_ITEMS:
                     value = _item.outputs(value)
             answer = codec.encode(value)
             if _codec._encoded:
@@ -139,7 +133,7 @@ class Server:
             _call.current.reset(mark)
             if attached is not None:
                 _trace.detach(attached)
-        if type(answer) is bytes and len(answer) <= _core._LARGE:
+        if type(answer) is bytes and len(answer) <= LARGE:
             if self.lib.troupe_answer(token, self.how, answer, len(answer)) > 0:
                 self.core.take_now()
         else:
@@ -219,7 +213,7 @@ class Server:
                 if isinstance(done, Waitable)
                 else done.result()
             )
-            answer = codec.encode(_item.outputs(value) if meta[0] & ITEMS else value)
+            answer = codec.encode(_item.outputs(value) if meta[_FLAGS] & META_ITEMS else value)
             self.name_references(token)
         except BaseException as err:
             cancelled = type(err).__name__ == "CancelledError" and not isinstance(err, _errors.Error)
@@ -242,11 +236,11 @@ class Server:
 
     def learn(self, meta: bytes) -> tuple[_codec.Codec, str, str]:
         """Parses the metadata of a call, and caches the result for calls with the same metadata."""
-        _, k, n, m = LENGTHS.unpack_from(meta)
-        texts = meta[40 + k : 40 + k + n + m]
+        _, _, _, _, k, n, m, _ = _call.unpack(meta)
+        texts = meta[CallMeta.size + k : CallMeta.size + k + n + m]
         owner, name = texts[n:].decode(), texts[:n].decode()
         codec = self.codecs[self.trusts(meta)]
-        if meta[0] & ON_DEVICE:
+        if meta[_FLAGS] & META_ON_DEVICE:
             made = self.objects.get(owner)
             codec = codec.on_device(snapshot=made is None or name not in made.shares)
         found = (codec, owner, name)
@@ -281,7 +275,7 @@ class Server:
 
     def answer(self, token: int, answer: bytes | _codec.Walk) -> None:
         n = len(answer)
-        if isinstance(answer, bytes) and n <= _core._LARGE:
+        if isinstance(answer, bytes) and n <= LARGE:
             self.say(token, 0, answer, n)
             return
         try:
@@ -295,7 +289,7 @@ class Server:
         """Answers a call with an exception. With the call's metadata, the exception's arguments are encoded like values
         for that caller."""
         body = _error_transfer.encode(err, self.codecs[self.trusts(meta)] if meta else None)
-        self.say(token, FAILED, body, len(body))
+        self.say(token, ANSWER_FAILED, body, len(body))
 
     def exited(self, token: int, err: SystemExit, meta: bytes) -> None:
         """Handles sys.exit in a method: a driver fails the call and does nothing else."""
@@ -354,7 +348,7 @@ class Server:
 
         try:
             _call.current.set((self.core, token, call._meta))
-            if call._meta[20]:
+            if call._meta[_TRACE]:
                 _trace.attach(
                     _call.trace_of(call._meta)
                 )  # stays attached until the end of this task, which has its own context
@@ -384,7 +378,7 @@ class Server:
             args, kwargs = read_args(codec, body)
             if self.values:
                 self.place_values(call._token, codec, args, kwargs)
-            if call._meta[0] & ITEMS:
+            if call._meta[_FLAGS] & META_ITEMS:
                 args = [_item.given(args[0])]
             value = method(*args, **kwargs)
         while type(value) not in _PLAIN:
@@ -397,7 +391,7 @@ class Server:
             value = await value
         if type(value) in (GeneratorType, AsyncGeneratorType):
             value = self.stream(call.object, call.method, value)
-        return _item.outputs(value) if call._meta[0] & ITEMS else value
+        return _item.outputs(value) if call._meta[_FLAGS] & META_ITEMS else value
 
 
 class Loop:

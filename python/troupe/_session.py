@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from . import _check, _codec, _core, _errors, _opening, _output, _runs, _traceback
+from . import _check, _codec, _core, _errors, _opening, _output, _runs, _seam, _traceback
 
 _PORT = 7422  # default port of a head's URL
 _CLOSE = 15.0  # seconds for the workers of a run to end
@@ -212,17 +212,17 @@ class Session:
         if self.server is not None:
             self.server.close()
         self.pool = None
-        self.core.ask("end_created", runtime=self.id, now=now).get(15)
+        self.core.ask(_seam.end_created(runtime=self.id, now=now)).get(15)
 
     def _ask_close(self, now: bool) -> None:
         self.core.cancel_all()  # their results would be dropped, so the workers need not finish them
-        ask = self.core.ask("close", runtime=self.id, now=now)
+        ask = self.core.ask(_seam.close(runtime=self.id, now=now))
         try:
             if not self.core.wait(ask, time.monotonic() + _QUIET_CLOSE):
                 self._say_unfinished()
             self.core.wait(ask, time.monotonic() + _CLOSE)
         except KeyboardInterrupt:  # the first one may have ended the program; this one ends the wait
-            self.core.ask("unfinished", runtime=self.id, now=True)
+            self.core.ask(_seam.unfinished(runtime=self.id, now=True))
             self.core.wait(ask, time.monotonic() + _QUIET_CLOSE)
             raise
         if self.output is not None:
@@ -230,7 +230,7 @@ class Session:
 
     def _say_unfinished(self) -> None:
         """Says which workers the end of the session waits for."""
-        asked = self.core.ask("unfinished", runtime=self.id)
+        asked = self.core.ask(_seam.unfinished(runtime=self.id))
         self.core.wait(asked, time.monotonic() + _QUIET_CLOSE)
         lines = asked._value or []
         more = f" and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
@@ -369,8 +369,7 @@ def init(
         bus.update({k: v for k, v in given.items() if v})
         try:
             reader = _output.Reader(core)
-            fields = core.ask(
-                "open",
+            request = _seam.open(
                 bus=bus,
                 namespace=namespace,
                 name=name or _who(),
@@ -378,7 +377,8 @@ def init(
                 private=head is not None,
                 output=shown,
                 cli=_command_line(head, bus),
-            ).get(timeout)
+            )
+            fields = core.ask(request).get(timeout)
         except BaseException:
             if head is not None:
                 head.close()

@@ -4,19 +4,15 @@ it."""
 from __future__ import annotations
 
 import asyncio
-import struct
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-from . import _call, _codec, _core, _errors, _item, _serve, _stage
+from . import _call, _codec, _core, _errors, _item, _seam, _serve, _stage
 from ._future import Waitable
-
-_HEAD = struct.Struct("<QII")  # see cmd/libtroupe/stage_funcs.go
-_GROUPED, _END = 1, 2
-_ALIGN = 64
+from ._seam import StageHead
 
 
 class Function:
@@ -38,7 +34,7 @@ class Work:
     def __init__(self, number: int, flags: int, meta: bytes, function: Function, body: _core.Buffer) -> None:
         self.number, self.grouped, self.meta, self.function, self.body = (
             number,
-            bool(flags & _GROUPED),
+            bool(flags & _seam.STAGE_GROUPED),
             meta,
             function,
             body,
@@ -74,16 +70,16 @@ class FunctionRunner(_serve.Server):
     # Called by the reader.
 
     def deliver(self, kind: int, flags: int, rank: int, body: _core.Buffer) -> None:
-        if kind == _core.OVER:
+        if kind == _seam.OVER:
             self._over()
             return
-        number, n, flags = _HEAD.unpack_from(body)
-        if flags & _END:
+        number, n, flags = StageHead.layout.unpack_from(body)
+        if flags & _seam.STAGE_CANCELLED:
             if self._loop is not None:
                 self._loop.soon(self._cancel_work, number)
             return
-        meta = bytes(body[_HEAD.size : _HEAD.size + n])
-        start = (_HEAD.size + n + _ALIGN - 1) & -_ALIGN
+        meta = bytes(body[StageHead.size : StageHead.size + n])
+        start = (StageHead.size + n + _seam.ALIGN - 1) & -_seam.ALIGN
         function = self._functions[_call.IncomingCall(self.core, number, meta).method]
         work = Work(number, flags, meta, function, memoryview(body)[start:])
         if function.is_async:

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from . import _actor, _check, _errors, _result_stream, _router, _serve, _session, _source
+from . import _actor, _check, _errors, _result_stream, _router, _seam, _serve, _session, _source
 from ._cluster import Cluster, WorkerHandle
 from ._config import WorkerConfig
 from ._future import ElementFuture
@@ -157,14 +157,14 @@ def kill(target: WorkerHandle | Cluster) -> None:
     """Kills an actor, or all workers of a cluster, with SIGKILL. Running calls fail with WorkerLostError. On return,
     the name and the devices are free."""
     if isinstance(target, Cluster):
-        target._end("kill")
+        target._end(_seam.kill)
     elif isinstance(target, WorkerHandle):
         if target.cluster.world_size > 1:
             raise _errors.InvalidError(
                 f"{target!r} is one of {target.cluster.world_size} workers, which end together: kill(handle.cluster) "
                 "ends them all"
             )
-        target.cluster._end("kill")
+        target.cluster._end(_seam.kill)
     else:
         raise _errors.InvalidError(f"kill takes the handle of an actor or a cluster, not a {type(target).__name__}")
 
@@ -182,7 +182,7 @@ def get_actor(name: str) -> WorkerHandle:
 def nodes() -> list[dict[str, Any]]:
     """Returns the nodes: name, alive, state, labels, devices, and total and available resources."""
     session = _session.current()
-    return [_node(n) for n in session.core.ask("nodes", runtime=session.id).get()]
+    return [_node(n) for n in session.core.ask(_seam.nodes(runtime=session.id)).get()]
 
 
 def _node(n: dict[str, Any]) -> dict[str, object]:

@@ -8,19 +8,18 @@ module never imports it.
 from __future__ import annotations
 
 import ctypes
-import struct
 import sys
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from . import _call
+from ._seam import CallScope
 
 if TYPE_CHECKING:
     from contextvars import Token
 
     from . import _core
 
-_WHERE = struct.Struct("<QQ")
 _ROOM = 64  # bytes; a traceparent has 55
 
 # The number of the innermost open span of the current context; 0: none.
@@ -28,13 +27,13 @@ span: ContextVar[int] = ContextVar("troupe_span", default=0)
 
 
 def where() -> bytes:
-    """Encodes the context of a call or a new span for the core (scopeOf in cmd/libtroupe); empty if there is none."""
+    """Encodes the context of a call or a new span for the core (a CallScope); empty if there is none."""
     serving, number = _call.current.get(), span.get()
     telemetry = sys.modules.get("opentelemetry.trace")
     parent = b"" if telemetry is None else _parent(telemetry)
     if serving is None and not number and not parent:
         return b""
-    return _WHERE.pack(0 if serving is None else serving[1], number) + parent
+    return CallScope.layout.pack(0 if serving is None else serving[1], number) + parent
 
 
 def _parent(telemetry: Any) -> bytes:

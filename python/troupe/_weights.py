@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, overload
 
 import msgpack
 
-from . import _check, _codec, _errors, _session
+from . import _check, _codec, _errors, _seam, _session
 from ._future import Asked
 from ._pipeline import settle, warn_if_blocking
 
@@ -242,8 +242,11 @@ class Weights:
         self._epoch = 0  # and whose they are
         self._staged: Version | None = None
 
-    def _ask(self, op: str, read: Callable[..., R] | None = None, **fields: object) -> Asked[R]:
-        return Asked(self._session.core, op, read=read, runtime=self._session.id, weights={"name": self.name, **fields})
+    def _ask(
+        self, make: Callable[..., _seam.Request], read: Callable[..., R] | None = None, **fields: object
+    ) -> Asked[R]:
+        request = make(runtime=self._session.id, name=self.name, **fields)
+        return Asked(self._session.core, request, read=read)
 
     @overload
     def bind(
@@ -307,7 +310,7 @@ class Weights:
                 self._load = None if use == "take" else self._load
                 self._staged = None
 
-        return settle(self._ask("weights_bind", bound, use=use or "", tensors=made.fields), blocking)
+        return settle(self._ask(_seam.weights_bind, bound, use=use or "", tensors=made.fields), blocking)
 
     def _tensors(self, use: str) -> _Tensors | None:
         return self._bound.get(use) or self._bound.get("")
@@ -360,7 +363,7 @@ class Weights:
             "ranks": list(ranks),
             "timeout": _timeout(timeout),
         }
-        return settle(self._ask("weights_publish", _version, **fields), blocking)
+        return settle(self._ask(_seam.weights_publish, _version, **fields), blocking)
 
     @overload
     def stage(
@@ -395,7 +398,7 @@ class Weights:
             "whole": self._load is not None,
             "epoch": self._epoch,
         }
-        return settle(self._ask("weights_stage", staged, **fields), blocking)
+        return settle(self._ask(_seam.weights_stage, staged, **fields), blocking)
 
     @overload
     def commit(self, version: Version | None = None, *, blocking: Literal[True] = True) -> Version: ...
@@ -420,7 +423,7 @@ class Weights:
                 tensors.to_device()
             return _version(answer)
 
-        asked = self._ask("weights_commit", committed, version=_fields(version))
+        asked = self._ask(_seam.weights_commit, committed, version=_fields(version))
         try:
             return settle(asked, blocking)
         except KeyboardInterrupt:  # the core commits all the same; so does the device
@@ -439,9 +442,9 @@ class Weights:
         try:
             load(self._pairs(version))
         except BaseException as err:
-            self._ask("weights_loaded", version=version._asdict(), failure=f"{type(err).__name__}: {err}").now()
+            self._ask(_seam.weights_loaded, version=version._asdict(), failure=f"{type(err).__name__}: {err}").now()
             raise
-        self._ask("weights_loaded", version=version._asdict(), took=time.monotonic() - began).now()
+        self._ask(_seam.weights_loaded, version=version._asdict(), took=time.monotonic() - began).now()
         return version
 
     def _pairs(self, version: Version) -> Iterator[tuple[str, object]]:
@@ -464,8 +467,8 @@ class Weights:
 
     def _fill(self, version: Version, first: int, addresses: Iterable[int], memory: object = None) -> None:
         fields = {"version": version._asdict(), "first": first, "addresses": list(addresses)}
-        filling = self._ask("weights_fill", lambda _: memory, **fields)  # an interrupt does not end it, nor the memory
-        filling.now()
+        # An interrupt does not end it, nor the memory.
+        self._ask(_seam.weights_fill, lambda _: memory, **fields).now()
 
     @property
     def version(self) -> Version | None:
@@ -488,7 +491,7 @@ class Weights:
         """Waits for a version that can be taken and is newer than `after`: `await w.next(after=v)`, or
         `w.next(after=v).result()`.
         """
-        return self._ask("weights_next", _version, version=_fields(after), timeout=_timeout(timeout))
+        return self._ask(_seam.weights_next, _version, version=_fields(after), timeout=_timeout(timeout))
 
     @overload
     def status(self, *, blocking: Literal[True] = True) -> dict[str, object]: ...
@@ -499,7 +502,7 @@ class Weights:
         docs/weights.md.
         """
         warn_if_blocking("weights.status", blocking)
-        return settle(self._ask("weights_status", json.loads), blocking)
+        return settle(self._ask(_seam.weights_status, json.loads), blocking)
 
     def __repr__(self) -> str:
         return f"<troupe.Weights {self.name}>"

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgpack
 
-from . import _constructor, _core, _debug, _error_transfer, _errors, _launch, _session, _spare
-from ._call import LENGTHS, IncomingCall
-from ._core import CALL, CANCEL, STOPPED, VALUE
-from ._serve import MORE, PIPELINE, TAKES, Object, OwnLoop, Server, describe, read_args
+from . import _constructor, _core, _debug, _error_transfer, _errors, _launch, _seam, _session, _spare
+from ._call import IncomingCall, unpack
+from ._seam import ANSWER_MORE, ANSWER_TAKES, CALL, CANCEL, META_PIPELINE, STOPPED, VALUE, CallMeta
+from ._serve import Object, OwnLoop, Server, describe, read_args
 from ._worker import Worker
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Host(Server):
             None  # in an async class, the calls that wait for initialize
         )
         self.wants_thread = False
-        fields = self.core.ask("worker_open", assignment=assignment).get()
+        fields = self.core.ask(_seam.worker_open(assignment=assignment)).get()
         self.rank, self.world, self.mesh = fields["rank"], fields["world"], fields["mesh"]
         self.role, self.node, self.devices = fields["role"], fields["node"], fields["devices"] or []
         self.config = fields["config"] if isinstance(fields["config"], dict) else {}
@@ -100,7 +100,7 @@ class Host(Server):
 
     def run(self) -> int:
         """Runs the worker until it ends, and returns the exit code."""
-        start = self.core.ask("worker_start")
+        start = self.core.ask(_seam.worker_start())
         start._waiters.append(self._nudge)
         early: list[tuple[int, int, bytes, Any]] = []  # calls that arrive before the worker is ready for them
         while self.queue or not start._done:
@@ -133,7 +133,7 @@ class Host(Server):
         self._done = False
 
     def run_sync(self) -> None:
-        self.how = TAKES
+        self.how = ANSWER_TAKES
         queue = self.queue
         while not self.stopped:
             self.await_some()
@@ -162,7 +162,7 @@ class Host(Server):
     def trusts(self, meta: bytes) -> bool:
         """Returns whether the caller may send pickles. Every process of the run may; items of pipelines may come from
         any program."""
-        return self.session.pickle and not meta[0] & PIPELINE
+        return self.session.pickle and not meta[CallMeta.flags] & META_PIPELINE
 
     # Requests of the core.
 
@@ -278,7 +278,7 @@ class Host(Server):
     def run_async(self) -> None:
         import asyncio
 
-        self.how = MORE  # the loop sends the answers of one iteration together
+        self.how = ANSWER_MORE  # the loop sends the answers of one iteration together
         asyncio.run(self.main())
 
     async def main(self) -> None:
@@ -329,7 +329,7 @@ class Host(Server):
         def stop(number: int, _: object) -> None:
             for s in signals:
                 signal.signal(s, signal.SIG_DFL)
-            self.core.ask("worker_stop", grace=5.0)
+            self.core.ask(_seam.worker_stop(grace=5.0))
 
         for s in signals:
             signal.signal(s, stop)
@@ -344,8 +344,8 @@ def _function(work: object) -> object:
 
 def is_verb(meta: bytes) -> bool:
     """Returns whether a call is a request of the core rather than a method call."""
-    _, k, _, _ = LENGTHS.unpack_from(meta)
-    return meta[40 + k : 41 + k] == b"@"
+    method = CallMeta.size + unpack(meta)[4]
+    return meta[method : method + 1] == b"@"
 
 
 def known_classes() -> dict[str, str]:
@@ -456,14 +456,14 @@ def main() -> int:
         try:
             prepare(host)
         except _errors.Error as err:
-            host.core.ask("worker_fail", error=_error_transfer.describe(err)).get(5)
+            host.core.ask(_seam.worker_fail(error=_error_transfer.describe(err))).get(5)
             sys.stderr.write(f"troupe worker: {err}\n")
             return 1
         code = host.run()
     except SystemExit as err:
         end_process(err)
     try:
-        host.core.ask("worker_close").get(6)
+        host.core.ask(_seam.worker_close()).get(6)
     except _errors.Error:
         pass
     return code

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .. import _core, _errors
+from .. import _core, _errors, _seam
 from .._cluster import Cluster, WorkerHandle
 from .._future import Asked, Waitable
 from .._session import current
@@ -164,7 +164,9 @@ class Control:
         try:
             session = current(start=False)
             with session.core.beside():
-                Asked(session.core, "sessions", runtime=session.id, timeout=_PATIENCE).add_done_callback(self._found)
+                Asked(session.core, _seam.sessions(runtime=session.id, timeout=_PATIENCE)).add_done_callback(
+                    self._found
+                )
         except _errors.Error as err:
             self._give_up(err)
 

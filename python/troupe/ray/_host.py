@@ -25,7 +25,7 @@ from typing import Any
 from .. import _call, _codec
 from .. import worker as _worker
 from .._call import IncomingCall
-from .._core import CANCEL
+from .._seam import CANCEL
 from .._serve import Object, read_args
 from . import (
     _context,

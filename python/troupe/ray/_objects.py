@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
-from .. import _codec, _core, _errors, _reference
+from .. import _codec, _core, _errors, _reference, _seam
 from .._session import current as troupe_session
 from . import _serialize, _state, exceptions
 from ._ids import JobID, TaskID
@@ -500,7 +500,7 @@ class _Reader:
             if not watches:
                 self.parked = True  # set before reading _pending: a call sent after this line wakes the thread
                 if any(
-                    not token & _core.SIDE for token in list(core._pending)
+                    not token & _seam.SIDE_TOKEN for token in list(core._pending)
                 ):  # the side queue has a thread of its own
                     self.parked = False
                 found = woken.poll(None if self.parked else _LATE * 1000)

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from .. import _core, _errors
+from .. import _core, _errors, _seam
 from .._cluster import Cluster, WorkerHandle
 from .._future import Asked, Waitable
 from .._session import current
@@ -49,7 +49,7 @@ class Peer:
             return
         session = current(start=False)
         with session.core.beside():
-            asked = Asked(session.core, "attach", runtime=session.id, name=self.name)
+            asked = Asked(session.core, _seam.attach(runtime=session.id, name=self.name))
             asked.add_done_callback(self._attached)
 
     def _attached(self, asked: Asked) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from .. import _seam
 from .._session import current
 from . import _peers, _state
 
@@ -16,7 +17,7 @@ _PATIENCE = 10.0  # seconds for a process to answer
 def processes(objects: bool = False) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Returns, of each process, the lane of the flight recorder and what it describes. objects: its objects too."""
     session = current(start=False)
-    lanes = json.loads(session.core.ask("timeline", runtime=session.id).get())["lanes"]
+    lanes = json.loads(session.core.ask(_seam.timeline(runtime=session.id)).get())["lanes"]
     found = [lane for lane in lanes if lane.get("role", "").startswith(_OWN)]
     asked = [_ask(lane, objects) for lane in found]
     described = [(lane, _described(reply)) for lane, reply in zip(found, asked, strict=True)]

@@ -15,7 +15,7 @@ from typing import Any
 
 import troupe
 
-from .. import _core, _errors, _launch
+from .. import _core, _errors, _launch, _seam
 from .. import _session as _troupe_session
 from . import _control, _heads, _host, _objects, _options, _peers, _refused, _state, actor, remote_function
 
@@ -231,7 +231,7 @@ def _open(
     store = _objects.Store(process)
     served = _serve(DriverService(store), process)
     _peers.forget_peers()
-    session.core.ask("show_output", runtime=session.id, name=process).get(30)
+    session.core.ask(_seam.show_output(runtime=session.id, name=process)).get(30)
     host, port = session._addresses[0]
     state = _state.State(
         mode=_state.DRIVER_MODE,

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import cloudpickle
 
-from .. import _core, _errors, _reference
+from .. import _core, _errors, _reference, _seam
 from .._cluster import WorkerHandle
 from .._future import Future, Waitable
 from . import (
@@ -788,7 +788,7 @@ class Pending:
 
     def deliver(self, kind: int, flags: int, rank: int, body: object) -> None:
         """Takes the answer. After an interrupt, it may be delivered again."""
-        if kind == _core.ANSWER and flags == _core.LAST and self.future is None:
+        if kind == _seam.ANSWER and flags == _seam.LAST and self.future is None:
             try:
                 kind_of_result, result = self.worker._cluster._codec.decode(body)
             except Exception:

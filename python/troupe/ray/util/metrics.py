@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from ... import _errors
+from ... import _errors, _seam
 from ..._session import current
 
 _EVERY = 2.0  # seconds between reports of what has changed
@@ -72,7 +72,7 @@ def report(series: list[dict[str, object]]) -> bool:
     """Tells the head the series of this process. Returns False if there is no session now."""
     try:
         session = current(start=False)
-        session.core.ask("measured", runtime=session.id, measured=series).get(_EVERY)
+        session.core.ask(_seam.measured(runtime=session.id, measured=series)).get(_EVERY)
     except _errors.InvalidError as err:  # too much for one message
         _logger.warning("ray.util.metrics: %s", err)
     except _errors.Error:
