@@ -23,6 +23,9 @@ func TestHostileFrames(t *testing.T) {
 	ep := endpoint(t, driver)
 	_, err := ep.Sequence(s.to, 1)
 	require.NoError(t, err)
+	for _, b := range []*bus.Bus{workers, driver} {
+		require.NoError(t, b.Flush(t.Context())) // the server knows their subscriptions
+	}
 	inbox := ep.Inbox(ep.Session())
 	names := []string{strings.Repeat("x", 5000), strings.Repeat("x", 65), "a.b", "*", ">", "a b", "a\r\nPUB evil 0\r\n\r\n", "\xff", "../x"}
 	sent := uint64(0)
