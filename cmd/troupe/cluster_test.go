@@ -51,17 +51,18 @@ func newMember(t *testing.T, store string, words ...string) *memberHead {
 // start runs the head until the test ends or stop is called. It does not wait.
 func (m *memberHead) start() {
 	ctx, cancel := context.WithCancel(context.Background())
-	m.out, m.errs = &screen{}, &screen{}
+	out, errs := &screen{}, &screen{}
+	m.out, m.errs = out, errs // of this start
 	doneCh := make(chan int, 1)
 	go func() {
-		doneCh <- execute(ctx, m.words, &cli.CLI{Out: m.out, Err: m.errs, Env: m.getenv})
-		_, _ = m.out.Write([]byte("the head has ended\n")) // nothing waits for its first line any more
+		doneCh <- execute(ctx, m.words, &cli.CLI{Out: out, Err: errs, Env: m.getenv})
+		_, _ = out.Write([]byte("the head has ended\n")) // nothing waits for its first line any more
 	}()
 	m.stop = sync.OnceFunc(func() {
 		cancel()
 		select {
 		case code := <-doneCh:
-			assert.Zero(m.t, code, m.errs.String())
+			assert.Zero(m.t, code, errs.String())
 		case <-time.After(2 * time.Minute):
 			assert.Fail(m.t, "troupe up does not end")
 		}
