@@ -52,7 +52,11 @@ type membership struct {
 	changedCh chan struct{} // closed and replaced with each epoch
 	stalls    map[int]stall // ranks that were found to stall
 	examining bool
+	serving   int // requests of others
 }
+
+// maxServing bounds the requests of others that wait or are carried out at once.
+const maxServing = 64
 
 func (m *membership) begin(epoch uint64) {
 	m.epoch, m.changedCh, m.stalls = epoch, make(chan struct{}), map[int]stall{}
@@ -269,6 +273,17 @@ func (m *membership) ask(ctx context.Context, r ownerRequest) error {
 	return m.c.WaitReady(ctx)
 }
 
+// serveOne counts a request of others, or its end; false: there are too many.
+func (m *membership) serveOne(n int) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if n > 0 && m.serving >= maxServing {
+		return false
+	}
+	m.serving += n
+	return true
+}
+
 // serve carries out the requests of other processes.
 func (m *membership) serve(msg *bus.Msg) {
 	var r ownerRequest
@@ -276,7 +291,14 @@ func (m *membership) serve(msg *bus.Msg) {
 		return
 	}
 	c := m.c
+	if !m.serveOne(1) {
+		c.rt.bus.Answer(msg, func(*bus.Msg) (any, error) {
+			return nil, bus.Errorf(bus.CodeUnavailable, "role %s: %d requests to change its membership wait already; try again later", c.Name(), maxServing)
+		})
+		return
+	}
 	c.rt.spawn(func() {
+		defer m.serveOne(-1)
 		ctx, cancel := context.WithTimeout(c.rt.ctx, cmp.Or(r.Timeout, c.spec.StartTimeout))
 		defer cancel()
 		why := "asked for by " + r.By
