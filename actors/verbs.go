@@ -93,7 +93,7 @@ type Info struct {
 	State   State       `msgpack:"state" json:"state"`
 	Objects []string    `msgpack:"objects" json:"objects"`
 	Lanes   []LaneInfo  `msgpack:"lanes" json:"lanes"`
-	Calls   []CallState `msgpack:"calls" json:"calls"` // running and queued, oldest first; of each lane at most 100 queued ones
+	Calls   []CallState `msgpack:"calls" json:"calls"` // running and queued, oldest first; of each lane, and of those that arrived early, at most 100 queued ones
 	Done    uint64      `msgpack:"done" json:"done"`   // calls that have ended, without those of the runtime
 	// Methods are those of the class; Open says that others are accepted too.
 	Methods []MethodInfo `msgpack:"methods" json:"methods"`
@@ -164,6 +164,9 @@ func (w *Worker) info(context.Context, None) (Info, error) {
 	}
 	for _, order := range w.orders { // they wait for calls that were lost
 		for early := range order.Buffered {
+			if len(info.Calls) >= maxListedCalls*(len(w.queues)+1) {
+				break
+			}
 			info.Calls = append(info.Calls, CallState{Method: early.header.Method, Caller: strings.ToValidUTF8(early.header.Caller, "\uFFFD"), For: time.Since(early.at)})
 		}
 	}
