@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
-	"strconv"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -112,38 +111,20 @@ func (b *Bus) sendChunk(ctx context.Context, subject string, chunk []byte) error
 
 // restoredConfig is the configuration of a stream for this server: replicas need a cluster, and one that may have replicas must sync its writes
 // as the server does.
-func (b *Bus) restoredConfig(config json.RawMessage, replicas int) (json.RawMessage, error) {
+func (b *Bus) restoredConfig(config json.RawMessage) (json.RawMessage, error) {
 	fields := map[string]json.RawMessage{}
 	if err := json.Unmarshal(config, &fields); err != nil {
 		return nil, err
 	}
 	if b.Clustered() {
 		delete(fields, "persist_mode")
+	} else {
+		fields["num_replicas"] = json.RawMessage("1")
 	}
-	fields["num_replicas"] = json.RawMessage(strconv.Itoa(replicas))
 	return json.Marshal(fields)
 }
 
-// askRestore asks for the restore of a stream, with as many replicas as the cluster allows, up to three: replicas that are added to a stream
-// of one, as that of a head alone, have elected a leader among themselves that had nothing yet.
-func (b *Bus) askRestore(ctx context.Context, snapshot StreamSnapshot) (answer snapshotAnswer, err error) {
-	_, err = b.tryReplicas(jetstream.StreamConfig{Replicas: AllReplicas}, 1, func(cfg jetstream.StreamConfig) (jetstream.Stream, error) {
-		config, err := b.restoredConfig(snapshot.Config, cfg.Replicas)
-		if err != nil {
-			return nil, err
-		}
-		request, err := json.Marshal(map[string]json.RawMessage{"config": config, "state": snapshot.State})
-		if err != nil {
-			return nil, err
-		}
-		answer, err = b.askJetStream(ctx, "$JS.API.STREAM.RESTORE."+snapshot.Name, request)
-		return nil, err
-	})
-	return answer, err
-}
-
-// awaitRestored returns when every replica of a stream has what was restored, which its leader alone has before: an election in between may
-// lose it, and is an error.
+// awaitRestored returns when every replica of a stream has what was restored, which at first its leader alone has.
 func (b *Bus) awaitRestored(ctx context.Context, snapshot StreamSnapshot) error {
 	var wanted jetstream.StreamState
 	if err := json.Unmarshal(snapshot.State, &wanted); err != nil {
@@ -172,7 +153,15 @@ func (b *Bus) awaitRestored(ctx context.Context, snapshot StreamSnapshot) error 
 // RestoreStream creates a stream from a snapshot. The stream must not exist. It has the sequences of the snapshot.
 func (b *Bus) RestoreStream(ctx context.Context, snapshot StreamSnapshot, r io.Reader) error {
 	fail := func(err error) error { return Errorf(CodeUnavailable, "restore stream %s: %w", snapshot.Name, err) }
-	answer, err := b.askRestore(ctx, snapshot)
+	config, err := b.restoredConfig(snapshot.Config)
+	if err != nil {
+		return fail(err)
+	}
+	request, err := json.Marshal(map[string]json.RawMessage{"config": config, "state": snapshot.State})
+	if err != nil {
+		return fail(err)
+	}
+	answer, err := b.askJetStream(ctx, "$JS.API.STREAM.RESTORE."+snapshot.Name, request)
 	if err != nil {
 		return fail(err)
 	}
