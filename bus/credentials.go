@@ -52,7 +52,7 @@ func CredentialRights() []Rights {
 		{
 			Kind: WorkerCredential, For: "one worker process",
 			Publish:    []string{run + ".>"},
-			PublishNot: []string{run + ".*.*.log.*", run + ".*.*.exit", run + ".*.*.output"}, // its agent says these
+			PublishNot: []string{run + ".*.*.log.*", run + ".*.*.exit", run + ".*.*.output", run + ".*.*.owner"}, // its agent says these; drivers alone resize roles
 			Hear:       []string{run + ".>", "_INBOX_<id>.>"},
 			HTTP:       "nothing",
 		},

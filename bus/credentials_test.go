@@ -62,10 +62,10 @@ func foreign(id string) []string {
 	return subjects
 }
 
-// said are the subjects in a worker's own namespace on which its agent speaks.
+// said are the subjects in a worker's own namespace on which its agent speaks, and the one on which drivers resize roles.
 func said() []string {
 	own := bus.Address{Namespace: "evil", Role: "actor", Incarnation: "one"}
-	return []string{own.Log(0), own.Exit(), own.Output()}
+	return []string{own.Log(0), own.Exit(), own.Output(), own.Prefix() + ".owner"}
 }
 
 // A hostile worker publishes to everything outside its row, and subscribes to everything outside: nothing arrives, everything is counted. The
