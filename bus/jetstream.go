@@ -12,7 +12,7 @@ import (
 
 const (
 	mostReplicas         = 3
-	membersPoll          = 50 * time.Millisecond
+	streamPoll           = 50 * time.Millisecond
 	codeNoSuitablePeers  = jetstream.ErrorCode(10005)
 	codeReplicasNotAlone = jetstream.ErrorCode(10074) // the server is not in a cluster
 )
@@ -20,6 +20,9 @@ const (
 // membersAppear is how long a member of a cluster waits for the others that it has routes to before it creates a stream with fewer replicas:
 // the cluster's leader counts on a new server a moment after its routes are there.
 const membersAppear = 5 * time.Second
+
+// streamKnown is how long a cluster may take to know of a stream whose name it refuses as taken.
+const streamKnown = 5 * time.Second
 
 // CreateStream creates a stream; with AllReplicas it has as many replicas as the cluster allows, up to three.
 func (b *Bus) CreateStream(ctx context.Context, cfg jetstream.StreamConfig) (jetstream.Stream, error) {
@@ -29,7 +32,7 @@ func (b *Bus) CreateStream(ctx context.Context, cfg jetstream.StreamConfig) (jet
 		for {
 			s, err := b.JetStream().CreateStream(ctx, cfg)
 			m := b.Member()
-			if m == nil || len(m.Peers()) < mostReplicas-1 || !HasServerCode(err, codeNoSuitablePeers) || Sleep(appear, membersPoll) != nil {
+			if m == nil || len(m.Peers()) < mostReplicas-1 || !HasServerCode(err, codeNoSuitablePeers) || Sleep(appear, streamPoll) != nil {
 				return s, err
 			}
 		}
@@ -88,16 +91,12 @@ func (b *Bus) Clustered() bool { return b.Conn().ConnectedClusterName() != "" }
 // OpenStream opens a stream, or creates it. An existing stream keeps its limits; cfg.Replicas is as in kv.Config.
 func (b *Bus) OpenStream(ctx context.Context, cfg jetstream.StreamConfig) (jetstream.Stream, error) {
 	replicas := cfg.Replicas
-	s, err := b.JetStream().Stream(ctx, cfg.Name)
-	if errors.Is(err, jetstream.ErrStreamNotFound) {
+	s, err := b.FindOrCreateStream(ctx, cfg.Name, func() jetstream.StreamConfig {
 		if cfg.Replicas == 0 {
 			cfg.Replicas = AllReplicas
 		}
-		s, err = b.CreateStream(ctx, cfg)
-		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // another process created it in between
-			s, err = b.JetStream().Stream(ctx, cfg.Name)
-		}
-	}
+		return cfg
+	})
 	if err != nil {
 		return nil, Errorf(CodeUnavailable, "stream %s: %w", cfg.Name, b.withoutJetStream(err))
 	}
@@ -111,6 +110,24 @@ func (b *Bus) OpenStream(ctx context.Context, cfg jetstream.StreamConfig) (jetst
 		return nil, Errorf(CodeUnavailable, "stream %s: change its replicas from %d: %w", cfg.Name, has.Replicas, err)
 	}
 	return s, nil
+}
+
+// FindOrCreateStream opens a stream, or creates it with the configuration that create returns. While a cluster creates a stream for another
+// process, it refuses its name as taken and does not find it either; that ends when its servers know of it.
+func (b *Bus) FindOrCreateStream(ctx context.Context, name string, create func() jetstream.StreamConfig) (jetstream.Stream, error) {
+	known, cancel := context.WithTimeout(ctx, streamKnown)
+	defer cancel()
+	for {
+		s, err := b.JetStream().Stream(ctx, name)
+		if !errors.Is(err, jetstream.ErrStreamNotFound) {
+			return s, err
+		}
+		s, err = b.CreateStream(ctx, create())
+		taken := errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) || errors.Is(err, jetstream.ErrStreamNotFound)
+		if !taken || Sleep(known, streamPoll) != nil {
+			return s, err
+		}
+	}
 }
 
 // AllReplicas, as a number of replicas, is as many as the cluster allows, up to three. Opening raises an existing

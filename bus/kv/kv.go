@@ -141,14 +141,10 @@ func checkJetStream(ctx context.Context, b *bus.Bus) error {
 
 // open opens the stream of the bucket, or creates it if create is set.
 func (bucket *Bucket) open(ctx context.Context, create bool) (jetstream.Stream, error) {
-	s, err := bucket.b.JetStream().Stream(ctx, bucket.stream)
-	if create && errors.Is(err, jetstream.ErrStreamNotFound) {
-		s, err = bucket.b.CreateStream(ctx, bucket.desired(jetstream.StreamConfig{}))
-		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // another process created it in between
-			s, err = bucket.b.JetStream().Stream(ctx, bucket.stream)
-		}
+	if !create {
+		return bucket.b.JetStream().Stream(ctx, bucket.stream)
 	}
-	return s, err
+	return bucket.b.FindOrCreateStream(ctx, bucket.stream, func() jetstream.StreamConfig { return bucket.desired(jetstream.StreamConfig{}) })
 }
 
 // adopt enables missing features of an existing bucket.
