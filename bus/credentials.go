@@ -48,11 +48,13 @@ type Rights struct {
 // No kind may answer requests (allow_responses of NATS): the requester chooses the subject of the answer, and may be an accomplice.
 func CredentialRights() []Rights {
 	const run = tokenRoot + ".<namespace>"
+	// Subjects of streams: the server's acknowledgement goes to any subject that a message names as its reply, keys of buckets among them.
+	stored := []string{run + ".*.*.log.*", run + ".@pipeline.>", run + ".@rollouts.>"}
 	return []Rights{
 		{
 			Kind: WorkerCredential, For: "one worker process",
 			Publish:    []string{run + ".>"},
-			PublishNot: []string{run + ".*.*.log.*", run + ".*.*.exit", run + ".*.*.output", run + ".*.*.owner"}, // its agent says these; drivers alone resize roles
+			PublishNot: append(stored, run+".*.*.exit", run+".*.*.output", run+".*.*.owner"), // its agent says these; drivers alone resize roles
 			Hear:       []string{run + ".>", "_INBOX_<id>.>"},
 			HTTP:       "nothing",
 		},

@@ -14,6 +14,7 @@ import (
 	"troupe/bus"
 	"troupe/bus/bustest"
 	"troupe/bus/kv"
+	"troupe/bus/stream"
 )
 
 const headToken = "the-token-of-the-head"
@@ -62,10 +63,13 @@ func foreign(id string) []string {
 	return subjects
 }
 
-// said are the subjects in a worker's own namespace on which its agent speaks, and the one on which drivers resize roles.
+// said are the subjects in a worker's own namespace on which its agent speaks, the one on which drivers resize roles, and those that streams store.
 func said() []string {
 	own := bus.Address{Namespace: "evil", Role: "actor", Incarnation: "one"}
-	return []string{own.Log(0), own.Exit(), own.Output(), own.Prefix() + ".owner"}
+	return []string{
+		own.Log(0), own.Exit(), own.Output(), own.Prefix() + ".owner",
+		"troupe.evil.@pipeline.p.stored.state", "troupe.evil.@pipeline.p.body.s.0", "troupe.evil.@rollouts.r.stored", "troupe.evil.@rollouts.r.body.g",
+	}
 }
 
 // A hostile worker publishes to everything outside its row, and subscribes to everything outside: nothing arrives, everything is counted. The
@@ -173,6 +177,16 @@ func TestAnswersGoToInboxes(t *testing.T) {
 	got, err := bucket.Get(t.Context(), "key")
 	require.NoError(t, err)
 	require.Equal(t, "value", string(got.Value))
+
+	_, err = stream.Create(t.Context(), b, stream.Config{Name: "journal", Subject: "troupe.evil.@pipeline.p.stored.>", MaxBytes: 1 << 20})
+	require.NoError(t, err)
+	require.NoError(t, evil.PublishRequest("troupe.evil.@pipeline.p.stored.state", "$KV.secret.key", nil))
+	require.NoError(t, evil.PublishRequest("troupe.evil.ask", "$KV.secret.key", nil)) // after it: when this is refused, that was handled
+	require.NoError(t, evil.Flush())
+	require.Eventually(t, func() bool { return b.MalformedCount()-before == uint64(len(targets)+1) }, time.Minute, time.Millisecond)
+	got, err = bucket.Get(t.Context(), "key")
+	require.NoError(t, err)
+	require.Equal(t, "value", string(got.Value), "an acknowledgement of a stream is stored nowhere")
 
 	worker := bustest.Open(t, bus.Config{URLs: []string{b.URL()}, Token: text})
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

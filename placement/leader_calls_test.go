@@ -95,6 +95,26 @@ func (h *rawClient) reserve(seq uint64) message {
 	return m
 }
 
+// The service publishes nothing for a requester that the requester may not publish itself: an answer goes to an inbox of its namespace.
+func TestAnswersStayInTheNamespace(t *testing.T) {
+	h := newRawClient(t)
+	h.lead()
+	victim, err := h.b.Conn().SubscribeSync("troupe.good.>")
+	require.NoError(t, err)
+	data, err := wire.Marshal(message{Session: "by-hand", Seq: 1, Verb: verbRules, Epoch: h.epoch, Until: time.Hour.Microseconds()})
+	require.NoError(t, err)
+	before := h.b.MalformedCount()
+	targets := []string{"troupe.good.reply.SESSION.placement.0", "troupe.good.role.one.all", "$KV.troupe_registry.good.role.r", bus.NodeDo("box")}
+	for _, target := range targets {
+		require.NoError(t, h.b.PublishRequest(requestSubject("default"), target, data))
+	}
+	require.Eventually(t, func() bool { return h.b.MalformedCount()-before == uint64(len(targets)) }, time.Minute, time.Millisecond)
+	require.NoError(t, h.b.Flush(t.Context()))
+	n, _, err := victim.Pending()
+	require.NoError(t, err)
+	require.Zero(t, n)
+}
+
 // A delayed copy of a request is not granted after its client has withdrawn it, also if an earlier leader had granted
 // it.
 func TestLateCopyOfAWithdrawnRequest(t *testing.T) {

@@ -228,6 +228,10 @@ func (s *Service) receiveRequest(t *leaderTerm, m *bus.Msg) {
 		s.cfg.Bus.Malformed("a request for placement", bus.CheckName("namespace", namespace))
 		return
 	}
+	if !repliesTo(m.Reply, namespace) {
+		s.cfg.Bus.Malformed("a request for placement", bus.Errorf(bus.CodeRefused, "the answer to namespace %q is to go to %q", namespace, m.Reply))
+		return
+	}
 	c := &call{reply: m.Reply, namespace: namespace}
 	err := wire.Unmarshal(m.Data, &c.message)
 	if err == nil && len(c.message.Request) > 0 {

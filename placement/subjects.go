@@ -44,6 +44,16 @@ func replySubject(namespace, session string) string {
 	return bus.ReplySubject(namespace, session, "placement")
 }
 
+// repliesTo reports whether a subject lies where the answers to requesters of a namespace go, or is an inbox of NATS, whose name others cannot
+// guess. A requester may not publish elsewhere, and so may not have answers sent elsewhere.
+func repliesTo(subject, namespace string) bool {
+	place := strings.TrimSuffix(bus.ReplySubject(namespace, "", ""), ".")
+	if namespace == "" {
+		place = bus.Subject(root, "reply") + "."
+	}
+	return strings.HasPrefix(subject, place) || strings.HasPrefix(subject, "_INBOX")
+}
+
 // eventSubject is troupe.@placement.event.<namespace>: what becomes of the namespace's reservations; of all of them,
 // troupe.@placement.event.*, for an empty one.
 func eventSubject(namespace string) string {

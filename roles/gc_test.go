@@ -16,7 +16,7 @@ import (
 	"troupe/roles/registry"
 )
 
-// GC ends the role of a dead driver, and neither the role of a living driver nor a detached role.
+// GC ends the role of a dead driver, and neither the role of a living driver, nor a detached role, nor one that the record of another namespace names.
 func TestGCEndsRolesOfDeadDriversOnly(t *testing.T) {
 	type idle struct{}
 	class := actors.NewClass("idle", func(context.Context, actors.Setup) (*idle, error) { return &idle{}, nil })
@@ -47,6 +47,12 @@ func TestGCEndsRolesOfDeadDriversOnly(t *testing.T) {
 		require.Equal(t, detached, len(orphans) == 0)
 	}
 	require.Equal(t, []string{"run"}, orphans)
+	stranger := all[0]
+	stranger.Owner = "ended"
+	data, err := json.Marshal(stranger)
+	require.NoError(t, err)
+	_, err = bucket.Put(t.Context(), "evil.role.mine", data) // says that it is a role of another namespace
+	require.NoError(t, err)
 
 	stop := roles.GC{Bus: b, Logger: slog.New(slog.DiscardHandler), Interval: 20 * time.Millisecond}.Start(t.Context())
 	require.Eventually(t, func() bool {

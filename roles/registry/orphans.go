@@ -47,6 +47,9 @@ func (g Registry) hasOrphans(ctx context.Context) (bool, error) {
 			return true, nil
 		}
 	}
+	if errors.Is(err, bus.ErrMalformed) {
+		err = nil // a record that one namespace has spoilt must not keep what is left in the others
+	}
 	return false, errors.Join(err, holdErr)
 }
 

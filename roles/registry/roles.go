@@ -12,6 +12,7 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/kv"
+	"troupe/bus/wire"
 )
 
 func roleKey(name string) string { return "role." + name }
@@ -21,6 +22,9 @@ func decodeRecord(e kv.Entry) (RoleRecord, error) {
 	err := json.Unmarshal(e.Value, &r)
 	if err == nil {
 		err = r.Check()
+	}
+	if key := r.Namespace + "." + roleKey(r.Name); err == nil && e.Key != key {
+		err = bus.Errorf(bus.CodeMalformed, "it says that it is %s", wire.Clip(key)) // others act on what it names
 	}
 	if err != nil {
 		return r, bus.Errorf(bus.CodeMalformed, "the registry entry %s is malformed: %w", e.Key, err)
