@@ -112,6 +112,23 @@ func (b *Bus) OpenStream(ctx context.Context, cfg jetstream.StreamConfig) (jetst
 	return s, nil
 }
 
+// CopyToAll gives a stream a copy on every member of a cluster of three.
+func (b *Bus) CopyToAll(ctx context.Context, name string) error {
+	s, err := b.JetStream().Stream(ctx, name)
+	if err != nil {
+		return Errorf(CodeUnavailable, "stream %s: %w", name, err)
+	}
+	cfg := s.CachedInfo().Config
+	if cfg.Replicas >= mostReplicas {
+		return nil
+	}
+	cfg.Replicas = mostReplicas
+	if _, err = b.JetStream().UpdateStream(ctx, cfg); err != nil {
+		return Errorf(CodeUnavailable, "stream %s: %w", name, err)
+	}
+	return nil
+}
+
 // FindOrCreateStream opens a stream, or creates it with the configuration that create returns. While a cluster creates a stream for another
 // process, it refuses its name as taken and does not find it either; that ends when its servers know of it.
 func (b *Bus) FindOrCreateStream(ctx context.Context, name string, create func() jetstream.StreamConfig) (jetstream.Stream, error) {

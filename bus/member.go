@@ -209,8 +209,11 @@ func (m *Member) Peers() []Peer {
 	return peers
 }
 
+// codeNotMember: the cluster has no server of this name.
+const codeNotMember = 10044
+
 // Remove takes a member out of the cluster for good: its replicas move to another one, and its name may come back after five minutes at
-// the earliest. It must have ended.
+// the earliest. It must have ended. A repeat changes nothing.
 func (m *Member) Remove(ctx context.Context, name string) error {
 	nc, err := nats.Connect("", nats.InProcessServer(m.srv), nats.UserInfo(systemUser, m.password), nats.Name("troupe-member"))
 	if err != nil {
@@ -231,7 +234,7 @@ func (m *Member) Remove(ctx context.Context, name string) error {
 	if err := json.Unmarshal(answer.Data, &got); err != nil {
 		return err
 	}
-	if got.Error != nil {
+	if got.Error != nil && got.Error.ErrCode != codeNotMember {
 		return fmt.Errorf("remove member %s: %w", name, got.Error)
 	}
 	return nil

@@ -2,6 +2,8 @@ package bus_test
 
 import (
 	"context"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -72,11 +74,40 @@ func TestMembersKeepOneStore(t *testing.T) {
 	m.Replace(lost, "d")
 	m.Start(lost)
 	require.NoError(t, bus.Retry(t.Context(), bus.Backoff{}, func() error { return m.Bus(other).Member().Remove(t.Context(), m.Name(lost)) }))
+	require.NoError(t, m.Bus(m.Leader(memberStream)).Member().Remove(t.Context(), m.Name(lost)), "a repeat changes nothing")
 	m.Await("the new member has no copy", current(lost))
 	put(t, m.Bus(lost))
 	m.Await("a message is missing", func() bool { return stored(t, m.Bus(lost)) == 4 }) // a new leader counts what it has applied
 	require.NoError(t, m.Bus(m.Leader(memberStream)).Member().HandOver(memberStream))
 	put(t, m.Bus(other))
+}
+
+// The store of a member is that of a server alone after LeaveCluster, also after a repeat and a crash in its midst.
+func TestMemberLeavesItsCluster(t *testing.T) {
+	m := bustest.StartMembers(t)
+	createOnMembers(t, m.Bus(0))
+	for range 5 {
+		put(t, m.Bus(0))
+	}
+	m.Await("the member has not caught up", func() bool { return m.Bus(0).Member().Current(memberStream) && stored(t, m.Bus(0)) == 5 })
+	for _, i := range []int{1, 2, 0} {
+		m.Stop(i)
+	}
+	cfg := m.Config(0)
+	cfg.Server.Cluster = nil
+	require.NoError(t, bus.LeaveCluster(cfg.Server.StoreDir))
+	sum := filepath.Join(bus.StreamsDir(cfg.Server.StoreDir), memberStream, "meta.sum")
+	require.NoError(t, os.WriteFile(sum, []byte("0"), 0o600))
+	require.NoError(t, bus.LeaveCluster(cfg.Server.StoreDir))
+	for n := range uint64(2) {
+		b, err := bus.Open(t.Context(), cfg)
+		require.NoError(t, err)
+		info := infoOf(t, b)
+		require.Equal(t, 1, info.Config.Replicas)
+		require.Equal(t, 5+n, info.State.Msgs)
+		put(t, b)
+		require.NoError(t, b.Close())
+	}
 }
 
 func infoOf(t *testing.T, b *bus.Bus) *jetstream.StreamInfo {

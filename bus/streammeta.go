@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -40,13 +41,73 @@ func metaValid(dir, stream string) bool {
 	if err != nil || err2 != nil || len(meta) == 0 {
 		return false
 	}
+	want, err := metaSum(stream, meta)
+	return err == nil && want == string(sum)
+}
+
+// metaSum is the content of meta.sum.
+func metaSum(stream string, meta []byte) (string, error) {
 	key := sha256.Sum256([]byte(stream))
 	hash, err := highwayhash.New64(key[:])
 	if err != nil {
-		return false
+		return "", err
 	}
 	_, _ = hash.Write(meta) // never fails
-	return hex.EncodeToString(hash.Sum(nil)) == string(sum)
+	return hex.EncodeToString(hash.Sum(nil)), nil
+}
+
+// LeaveCluster makes the streams in the store of a member those of a server alone, which leaves out streams with several replicas. No
+// server may run on the store. A repeat changes nothing.
+func LeaveCluster(store string) error {
+	streams, err := os.ReadDir(StreamsDir(store))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	for _, entry := range streams {
+		name := entry.Name()
+		dir, kept := filepath.Join(StreamsDir(store), name), filepath.Join(store, metaCopies, name)
+		if !metaValid(dir, name) {
+			continue // the server that starts next repairs it from the copy, or says what is lost
+		}
+		meta, err := os.ReadFile(filepath.Join(dir, server.JetStreamMetaFile))
+		if err != nil {
+			return err
+		}
+		fields := map[string]json.RawMessage{}
+		if err := json.Unmarshal(meta, &fields); err != nil {
+			return fmt.Errorf("the configuration of stream %s: %w", name, err)
+		}
+		if string(fields["num_replicas"]) == "1" {
+			continue
+		}
+		fields["num_replicas"] = json.RawMessage("1")
+		if err := writeMeta(kept, name, fields); err != nil { // first the copy: from it a crash in the next step is repaired
+			return err
+		}
+		if err := copyMeta(kept, dir); err != nil {
+			return err
+		}
+	}
+	return err
+}
+
+// writeMeta writes meta.inf and then meta.sum, each atomically.
+func writeMeta(dir, stream string, fields map[string]json.RawMessage) error {
+	meta, err := json.Marshal(fields)
+	if err != nil {
+		return err
+	}
+	sum, err := metaSum(stream, meta)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	if err := writeSynced(filepath.Join(dir, server.JetStreamMetaFile), meta); err != nil {
+		return err
+	}
+	return writeSynced(filepath.Join(dir, server.JetStreamMetaFileSum), []byte(sum))
 }
 
 // deletedHalf reports whether a crash may have interrupted the deletion of a stream: the server removes meta.inf first.

@@ -171,6 +171,9 @@ func NodesHead() string { return nodesRoot + ".head" }
 // NodesHeadReplace is troupe.@nodes.head.replace: where the heads of a cluster learn that one of them is replaced.
 func NodesHeadReplace() string { return NodesHead() + ".replace" }
 
+// NodesHeadOrder is troupe.@nodes.head.order: where one head is told to restart, or to leave its cluster.
+func NodesHeadOrder() string { return NodesHead() + ".order" }
+
 // Log is troupe.<namespace>.<role>.<incarnation>.log.<n>: what the worker processes of one rank print.
 func (a Address) Log(rank int) string { return a.Prefix() + ".log." + strconv.Itoa(rank) }
 

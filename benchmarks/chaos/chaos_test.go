@@ -25,9 +25,9 @@ const (
 	minuteLine    = time.Minute
 )
 
-// TestChaos injects faults for as long as TROUPE_CHAOS says (make chaos: 30m; TROUPE_CHAOS=60s for a try), half of the time on a
-// head with its own server, half on three NATS servers. It needs root, iproute2 and /dev/net/tun, and fails without them.
-// TROUPE_CHAOS_ONLY=embedded or =servers picks one half, TROUPE_CHAOS_FAULTS picks faults by a regular expression, TROUPE_CHAOS_JSON names a file for the reports, one line each, and
+// TestChaos injects faults for as long as TROUPE_CHAOS says (make chaos: 30m; TROUPE_CHAOS=60s for a try), a third of the time each on a
+// head with its own server, on three NATS servers, and on three heads that form a cluster. It needs root, iproute2 and /dev/net/tun, and fails without them.
+// TROUPE_CHAOS_ONLY=embedded, =servers or =heads picks one of them, TROUPE_CHAOS_FAULTS picks faults by a regular expression, TROUPE_CHAOS_JSON names a file for the reports, one line each, and
 // TROUPE_CHAOS_KEEP_GOING=1 goes on after a violation.
 func TestChaos(t *testing.T) {
 	text := os.Getenv("TROUPE_CHAOS")
@@ -36,15 +36,14 @@ func TestChaos(t *testing.T) {
 	}
 	total, err := time.ParseDuration(text)
 	require.NoError(t, err, "TROUPE_CHAOS")
-	halves := map[string]int{"embedded": 0, "servers": 3}
-	names := []string{"embedded", "servers"}
+	names := []string{"embedded", "servers", "heads"}
 	if only := os.Getenv("TROUPE_CHAOS_ONLY"); only != "" {
-		require.Contains(t, halves, only, "TROUPE_CHAOS_ONLY: there are embedded and servers")
+		require.Contains(t, names, only, "TROUPE_CHAOS_ONLY")
 		names = []string{only}
 	}
 	program := troupeProgram(t)
 	for _, name := range names {
-		t.Run(name, func(t *testing.T) { newChaos(t, program, halves[name]).run(total / time.Duration(len(names))) })
+		t.Run(name, func(t *testing.T) { newChaos(t, program, name).run(total / time.Duration(len(names))) })
 	}
 }
 
@@ -69,13 +68,20 @@ type chaos struct {
 	hold  sync.RWMutex // the reservers hold it for reading during an operation, comparisons for writing
 }
 
-func newChaos(t *testing.T, program string, servers int) *chaos {
+func newChaos(t *testing.T, program, kind string) *chaos {
 	seed := uint64(number(t, "TROUPE_SEED", int(time.Now().UnixNano()%1_000_000)))
 	t.Logf("TROUPE_SEED=%d", seed)
-	h := &chaos{t: t, rng: rand.New(rand.NewPCG(seed, 1)), m: NewModel(), report: NewReport(seed, servers), keepGoing: os.Getenv("TROUPE_CHAOS_KEEP_GOING") == "1"}
+	servers, heads := 0, 0
+	switch kind {
+	case "servers":
+		servers = 3
+	case "heads":
+		heads = 3
+	}
+	h := &chaos{t: t, rng: rand.New(rand.NewPCG(seed, 1)), m: NewModel(), report: NewReport(seed, kind), keepGoing: os.Getenv("TROUPE_CHAOS_KEEP_GOING") == "1"}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	h.stop = cancel
-	rig, err := NewRig(ctx, Config{Program: program, Dir: t.TempDir(), Servers: servers}, seed)
+	rig, err := NewRig(ctx, Config{Program: program, Dir: t.TempDir(), Servers: servers}, heads, seed)
 	require.NoError(t, err)
 	h.rig = rig
 	rig.Only, err = regexp.Compile(os.Getenv("TROUPE_CHAOS_FAULTS"))
@@ -99,6 +105,17 @@ func (h *chaos) watch(ctx context.Context, seed uint64) {
 	h.op, err = placement.NewClient(b, "")
 	require.NoError(h.t, err)
 	h.t.Cleanup(h.op.Close)
+	if len(h.rig.Members) > 0 {
+		h.rig.Leader = func() string {
+			ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+			defer cancel()
+			status, err := h.op.Ledger(ctx)
+			if err != nil {
+				return "" // between two leaders
+			}
+			return status.Leader
+		}
+	}
 	h.items, err = NewItems(b)
 	require.NoError(h.t, err)
 	h.devices = NewDevices(h.rig.Cluster, h.op)
@@ -268,7 +285,10 @@ func (h *chaos) reset(ctx context.Context) {
 	h.m.Logf("RESET")
 	defer func() { h.ghosts = false }()
 	errs := []error{h.rig.KillHead(), h.rig.EndParts()}
-	h.killed = map[string]bool{"head": true, "engine": true}
+	h.killed = map[string]bool{"engine": true}
+	for _, p := range h.rig.heads() {
+		h.killed[p.Name] = true
+	}
 	for _, a := range h.rig.agents {
 		h.killed[a.Name] = true
 		errs = append(errs, a.Kill())

@@ -36,6 +36,8 @@ type Config struct {
 	GPUs string
 	// Servers is how many NATS servers there are beside the head. Zero: the head embeds its own.
 	Servers int
+	// Members are heads that form a cluster, the first one with the agent. Zero: there is one head.
+	Members []Member
 	// Host is the address that head and servers listen on. Zero: 127.0.0.1. Beyond loopback the head uses TLS.
 	Host string
 	// Store is the head's store. Zero: a folder in Dir.
@@ -44,10 +46,17 @@ type Config struct {
 	Grace time.Duration
 }
 
-// Cluster is a head, its NATS servers and agents, each a process of its own. One goroutine at a time starts and ends them.
+// Member is one of three heads.
+type Member struct {
+	At    string // HOST:PORT
+	Netns string // network namespace; empty: that of this process
+}
+
+// Cluster is a head or three, NATS servers and agents, each a process of its own. One goroutine at a time starts and ends them.
 type Cluster struct {
 	Config
 	head    *Process
+	others  []*Process // the other members
 	ready   readyLine
 	port    int
 	specs   []serverSpec
@@ -100,7 +109,71 @@ func (c *Cluster) Start(ctx context.Context) (err error) {
 			return err
 		}
 	}
+	if len(c.Members) > 0 {
+		c.others = make([]*Process, len(c.Members)-1)
+		if out, err := exec.CommandContext(ctx, c.Program, "cluster", "bundle", strings.Join(c.addresses(), ","), "-o", c.bundle()).CombinedOutput(); err != nil {
+			return fmt.Errorf("troupe cluster bundle: %w: %s", err, out)
+		}
+	}
 	return c.StartHead(ctx)
+}
+
+func (c *Cluster) bundle() string { return filepath.Join(c.Dir, "bundle") }
+
+func (c *Cluster) addresses() (all []string) {
+	for _, m := range c.Members {
+		all = append(all, m.At)
+	}
+	return all
+}
+
+// memberStore is the store of a member, from 0.
+func (c *Cluster) memberStore(i int) string {
+	if i == 0 {
+		return c.Store
+	}
+	return filepath.Join(c.Dir, fmt.Sprint("store", i))
+}
+
+// heads are the processes of all heads.
+func (c *Cluster) heads() []*Process { return append([]*Process{c.head}, c.others...) }
+
+// startMembers starts the members that do not run, and returns when they are ready, which takes two of three.
+func (c *Cluster) startMembers(ctx context.Context) error {
+	var started []int
+	for i, m := range c.Members {
+		if p := c.heads()[i]; p != nil && p.Running() {
+			continue
+		}
+		name, state := "head", "state"
+		argv := []string{c.Program, "up", "--json", "--store", c.memberStore(i), "--name", headNode, "--grace", c.Grace.String(), "--bundle", c.bundle(), "--member", m.At}
+		if i == 0 {
+			argv = append(argv, "--gpus", c.GPUs)
+		} else {
+			argv = append(argv, "--no-agent")
+			name, state = fmt.Sprint("head", i), fmt.Sprint("state", i)
+		}
+		p, err := start(name, c.Dir, m.Netns, append(os.Environ(), "XDG_STATE_HOME="+filepath.Join(c.Dir, state)), argv...)
+		if err != nil {
+			return err
+		}
+		if i == 0 {
+			c.head = p
+		} else {
+			c.others[i-1] = p
+		}
+		started = append(started, i)
+	}
+	for _, i := range started {
+		line, err := c.heads()[i].firstLine(ctx)
+		if err == nil && i == 0 {
+			err = json.Unmarshal([]byte(line), &c.ready)
+		}
+		if err != nil {
+			return fmt.Errorf("start member %s: %w", c.Members[i].At, errors.Join(err, c.heads()[i].Kill()))
+		}
+	}
+	return nil
 }
 
 // StartServer starts one NATS server, again or for the first time, and returns when it takes connections.
@@ -127,11 +200,14 @@ func (c *Cluster) StartServer(ctx context.Context, i int) error {
 // KillServer ends one NATS server at once.
 func (c *Cluster) KillServer(i int) error { return c.servers[i].Kill() }
 
-// StartHead starts the head and returns when it says that it is ready. Servers that are still looking for a leader make it
+// StartHead starts the head, or the members that do not run, and returns when they say that they are ready. Servers that are still looking for a leader make it
 // end at once; it is started again then.
 func (c *Cluster) StartHead(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
+	if len(c.Members) > 0 {
+		return c.startMembers(ctx)
+	}
 	for {
 		err := c.startHead(ctx)
 		if err == nil || ctx.Err() != nil || c.Servers == 0 {
@@ -180,8 +256,14 @@ func (c *Cluster) serverURLs() []string {
 	return urls
 }
 
-// KillHead ends the head at once; its agent and the workers stay.
-func (c *Cluster) KillHead() error { return c.head.Kill() }
+// KillHead ends all heads at once; their agent and the workers stay.
+func (c *Cluster) KillHead() error {
+	var errs []error
+	for _, p := range c.heads() {
+		errs = append(errs, p.Kill())
+	}
+	return errors.Join(errs...)
+}
 
 // Head is the head's process.
 func (c *Cluster) Head() *Process { return c.head }
@@ -256,6 +338,11 @@ func (c *Cluster) Close() error {
 	own := c.ownAgent()
 	if c.head != nil {
 		errs = append(errs, c.head.Stop())
+	}
+	for _, p := range c.others {
+		if p != nil {
+			errs = append(errs, p.Kill())
+		}
 	}
 	if own != 0 && !ended(own) {
 		_ = syscall.Kill(own, syscall.SIGKILL) // its head was killed and not started again

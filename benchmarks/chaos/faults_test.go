@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"syscall"
@@ -51,7 +52,7 @@ func (r *Rig) Pick(rng *rand.Rand) ([]Fault, error) {
 
 // pickOne chooses a kind first, so that kills do not crowd out the others.
 func (r *Rig) pickOne(rng *rand.Rand) (Fault, error) {
-	kinds := []func(*rand.Rand) (Fault, bool){r.killAny, r.killAny, r.freezeAny, r.partition, r.loss, r.fullDisk}
+	kinds := []func(*rand.Rand) (Fault, bool){r.killAny, r.killAny, r.freezeAny, r.partition, r.partitionMember, r.loss, r.fullDisk, r.wipe, r.rollingRestart}
 	for range 1000 {
 		if f, ok := kinds[rng.IntN(len(kinds))](rng); ok && (r.Only == nil || r.Only.MatchString(f.Name)) {
 			return f, nil
@@ -77,6 +78,8 @@ func (r *Rig) Inject(ctx context.Context, faults []Fault) error {
 	return errors.Join(errs...)
 }
 
+const headTarget = "head"
+
 // victim is a process that can be killed and frozen.
 type victim struct {
 	kind    string
@@ -86,9 +89,21 @@ type victim struct {
 	node    bool // its node may count as lost
 }
 
-// victims are all processes, but of the NATS servers only one.
+// victims are all processes, but of the NATS servers only one. All heads are one target: never two at once.
 func (r *Rig) victims(rng *rand.Rand) []victim {
-	all := []victim{{"head", "head", r.head.Name, r.head.PID(), false}}
+	var all []victim
+	leader := r.Leader()
+	for i, p := range r.heads() {
+		kind := "head"
+		switch {
+		case len(r.Members) == 0:
+		case r.Members[i].At == leader:
+			kind = "leading head"
+		default:
+			kind = "other head"
+		}
+		all = append(all, victim{kind, headTarget, p.Name, p.PID(), false})
+	}
 	if own := r.ownAgent(); own != 0 {
 		all = append(all, victim{"agent", headNode, "", own, true})
 	}
@@ -163,6 +178,51 @@ func (r *Rig) partition(rng *rand.Rand) (Fault, bool) {
 		Name: "partition", Target: farName(i), For: d, LosesNodes: true,
 		inject: func() error { r.wire.SetLoss(i, 1); return nil }, heal: func() error { r.wire.SetLoss(i, 0); return nil },
 	}, true
+}
+
+// partitionMember cuts off one of three heads, which is in a namespace of its own.
+func (r *Rig) partitionMember(rng *rand.Rand) (Fault, bool) {
+	if len(r.Members) == 0 {
+		return Fault{}, false
+	}
+	i := 1 + rng.IntN(len(r.Members)-1)
+	kind, at := "other head", farAgents+i-1
+	if r.Members[i].At == r.Leader() {
+		kind = "leading head"
+	}
+	return Fault{
+		Name: "partition " + kind, Target: headTarget, For: upTo(rng, 20*time.Second), LosesNodes: true,
+		inject: func() error { r.wire.SetLoss(at, 1); return nil }, heal: func() error { r.wire.SetLoss(at, 0); return nil },
+	}, true
+}
+
+// wipe kills one of three heads and removes its store. The one beside the agent keeps its store, which has the agent's folder.
+func (r *Rig) wipe(rng *rand.Rand) (Fault, bool) {
+	if len(r.Members) == 0 {
+		return Fault{}, false
+	}
+	i := 1 + rng.IntN(len(r.Members)-1)
+	p := r.others[i-1]
+	return Fault{
+		Name: "wipe disk", Target: headTarget, For: upTo(rng, 5*time.Second), Kills: p.Name,
+		inject: func() error { return errors.Join(p.Kill(), os.RemoveAll(r.memberStore(i))) },
+	}, true
+}
+
+// rollingRestart restarts the heads one after the other.
+func (r *Rig) rollingRestart(*rand.Rand) (Fault, bool) {
+	return Fault{
+		Name: "rolling restart", Target: headTarget, LosesNodes: true,
+		inject: func() error {
+			cmd := exec.Command(r.Program, "cluster", "upgrade", "--all", "--timeout", convergeLimit.String())
+			cmd.Env = r.env()
+			out, err := cmd.CombinedOutput()
+			if err != nil {
+				return fmt.Errorf("troupe cluster upgrade: %w: %s", err, out)
+			}
+			return nil
+		},
+	}, len(r.Members) > 0
 }
 
 func (r *Rig) loss(rng *rand.Rand) (Fault, bool) {

@@ -17,7 +17,7 @@ const (
 // Report is the result of a chaos run.
 type Report struct {
 	Seed         uint64                `json:"seed"`
-	Servers      int                   `json:"servers"`
+	Rig          string                `json:"rig"` // embedded, servers or heads
 	Took         time.Duration         `json:"took"`
 	Faults       map[string]*FaultStat `json:"faults"`
 	Acked        int                   `json:"calls_answered"`
@@ -39,8 +39,8 @@ type FaultStat struct {
 }
 
 // NewReport is an empty report.
-func NewReport(seed uint64, servers int) *Report {
-	return &Report{Seed: seed, Servers: servers, Faults: map[string]*FaultStat{}, Revived: map[string]int{}, Memory: map[string][]float64{}, Violations: []string{}}
+func NewReport(seed uint64, rig string) *Report {
+	return &Report{Seed: seed, Rig: rig, Faults: map[string]*FaultStat{}, Revived: map[string]int{}, Memory: map[string][]float64{}, Violations: []string{}}
 }
 
 // AddFaults counts faults that happened together.
@@ -104,11 +104,11 @@ func last(all []float64) float64 {
 // Table is the summary for people.
 func (r *Report) Table(w io.Writer) {
 	p := func(format string, args ...any) { _, _ = fmt.Fprintf(w, format, args...) } // to a terminal or a buffer
-	p("seed %d, %d servers, %s\n", r.Seed, r.Servers, r.Line())
-	p("%-16s %5s %14s %14s\n", "fault", "n", "mean to well", "worst to well")
+	p("%s, seed %d, %s\n", r.Rig, r.Seed, r.Line())
+	p("%-22s %5s %14s %14s\n", "fault", "n", "mean to well", "worst to well")
 	for _, name := range slices.Sorted(maps.Keys(r.Faults)) {
 		s := r.Faults[name]
-		p("%-16s %5d %14v %14v\n", name, s.N, (s.Sum / time.Duration(s.N)).Round(10*time.Millisecond), s.Worst.Round(10*time.Millisecond))
+		p("%-22s %5d %14v %14v\n", name, s.N, (s.Sum / time.Duration(s.N)).Round(10*time.Millisecond), s.Worst.Round(10*time.Millisecond))
 	}
 	p("%-16s %8s %8s %8s\n", "memory, MB", "first", "last", "most")
 	for _, name := range slices.Sorted(maps.Keys(r.Memory)) {

@@ -5,9 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -26,9 +28,11 @@ const (
 // One goroutine uses it.
 type Rig struct {
 	*Cluster
-	wire  *Wire
-	disk  string // mount point of the head's store; empty: it has none of its own
-	parts map[string]*runningPart
+	wire *Wire
+	// Leader is the address of the member that leads; of a head that is not a member, nothing.
+	Leader func() string
+	disk   string // mount point of the head's store; empty: it has none of its own
+	parts  map[string]*runningPart
 	// Only, when set, is a pattern of the names of faults to pick.
 	Only *regexp.Regexp
 }
@@ -39,19 +43,32 @@ type runningPart struct {
 	process *Process
 }
 
-// NewRig starts everything.
-func NewRig(ctx context.Context, cfg Config, seed uint64) (r *Rig, err error) {
-	r = &Rig{parts: map[string]*runningPart{}}
+// NewRig starts everything, with heads that form a cluster, or with one.
+func NewRig(ctx context.Context, cfg Config, heads int, seed uint64) (r *Rig, err error) {
+	r = &Rig{parts: map[string]*runningPart{}, Leader: func() string { return "" }}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, r.Close())
 		}
 	}()
-	if r.wire, err = NewWire(farAgents, seed); err != nil {
+	if r.wire, err = NewWire(farAgents+max(0, heads-1), seed); err != nil {
 		return r, err
 	}
 	cfg.Host, cfg.GPUs = r.wire.Host(), "sim:1x4"
-	if cfg.Servers == 0 {
+	for i := range heads {
+		m := Member{}
+		host := cfg.Host
+		if i > 0 {
+			m.Netns, host = r.wire.Netns(farAgents+i-1), r.wire.addrOf(farAgents+i).String()
+		}
+		port, err := freePort(cfg.Host) // in a namespace every port is free
+		if err != nil {
+			return r, err
+		}
+		m.At = net.JoinHostPort(host, strconv.Itoa(port))
+		cfg.Members = append(cfg.Members, m)
+	}
+	if cfg.Servers == 0 && heads == 0 {
 		if err := r.mount(filepath.Join(cfg.Dir, "disk")); err != nil {
 			return r, err
 		}
@@ -66,7 +83,7 @@ func NewRig(ctx context.Context, cfg Config, seed uint64) (r *Rig, err error) {
 			return r, err
 		}
 	}
-	replicas := max(1, cfg.Servers)
+	replicas := max(1, cfg.Servers, heads)
 	for _, p := range []part{
 		{Name: "rank", World: 2, Policy: string(roles.RestartRank)}, {Name: "whole", World: 2, Policy: string(roles.RestartRole)}, {Name: "fails", World: 2},
 		{Name: "engine", Engine: true, Replicas: replicas},
@@ -124,8 +141,13 @@ func (r *Rig) Revive(ctx context.Context) (names []string, err error) {
 			}
 		}
 	}
-	if !r.head.Running() {
-		names = append(names, "head")
+	running := len(names)
+	for _, p := range r.heads() {
+		if !p.Running() {
+			names = append(names, p.Name)
+		}
+	}
+	if len(names) > running {
 		if err := r.StartHead(ctx); err != nil {
 			return names, err
 		}
@@ -200,7 +222,10 @@ func (r *Rig) notReady(ctx context.Context, op *placement.Client) string {
 
 // Memory is the resident memory of head and agents, in MB.
 func (r *Rig) Memory() map[string]float64 {
-	pids := map[string]int{"head": r.head.PID(), "agent " + headNode: r.ownAgent()}
+	pids := map[string]int{"agent " + headNode: r.ownAgent()}
+	for _, p := range r.heads() {
+		pids[p.Name] = p.PID()
+	}
 	for name, a := range r.agents {
 		pids["agent "+name] = a.PID()
 	}

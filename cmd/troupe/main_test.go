@@ -59,9 +59,10 @@ func TestMain(m *testing.M) {
 
 // shell runs commands with its own environment and state folder.
 type shell struct {
-	t   *testing.T
-	env map[string]string
-	dir string // working directory of its processes; empty: that of the test
+	t       *testing.T
+	env     map[string]string
+	dir     string // working directory of its processes; empty: that of the test
+	program string // of its processes; empty: that of the test
 }
 
 func newShell(t *testing.T) *shell {
@@ -76,7 +77,7 @@ func (u *shell) with(name, value string) *shell {
 			env[k] = v
 		}
 	}
-	return &shell{t: u.t, env: env, dir: u.dir}
+	return &shell{t: u.t, env: env, dir: u.dir, program: u.program}
 }
 
 func (u *shell) getenv(name string) string { return u.env[name] }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -155,7 +156,7 @@ func TestHostPort(t *testing.T) {
 func (u *shell) process(words ...string) (*exec.Cmd, *screen) {
 	u.t.Helper()
 	out := &screen{}
-	cmd := exec.Command(os.Args[0])
+	cmd := exec.Command(cmp.Or(u.program, os.Args[0]))
 	cmd.Dir, cmd.Env = u.dir, os.Environ()
 	if len(words) > 0 {
 		cmd.Env = append(cmd.Env, argsEnv+"="+strings.Join(words, "\n"))

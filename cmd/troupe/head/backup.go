@@ -118,7 +118,14 @@ func (c command) withStore(ctx context.Context, dir string, do func(*bus.Bus) er
 		return err
 	}
 	defer unlock()
-	b, err := bus.Open(ctx, bus.Config{Name: "troupe-backup", Server: bus.ServerConfig{StoreDir: store, SyncAlways: true}})
+	f, err := readCluster(store)
+	if err != nil {
+		return err
+	}
+	if f != nil && len(f.Members) > 1 { // its server would leave out what has copies elsewhere
+		return cli.Usagef("%s is the store of a member of a cluster; use its heads while two of them run, or `troupe cluster shrink` first", store)
+	}
+	b, err := openStore(ctx, store)
 	if err != nil {
 		return err
 	}
@@ -126,46 +133,14 @@ func (c command) withStore(ctx context.Context, dir string, do func(*bus.Bus) er
 	return do(b)
 }
 
-// writeBackup writes to a temporary file and renames it, so that the file is whole or absent.
-func (c command) writeBackup(ctx context.Context, b *bus.Bus, f backupFlags, store string) (err error) {
-	tmp, err := os.CreateTemp(filepath.Dir(f.output), ".troupe-backup-") // its mode is 0600
+// openStore opens the store of a head alone, whose lock the caller has.
+func openStore(ctx context.Context, store string) (*bus.Bus, error) {
+	return bus.Open(ctx, bus.Config{Name: "troupe-backup", Server: bus.ServerConfig{StoreDir: store, SyncAlways: true}})
+}
+
+func (c command) writeBackup(ctx context.Context, b *bus.Bus, f backupFlags, store string) error {
+	manifest, err := packBackup(ctx, b, f, store)
 	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, tmp.Close(), os.Remove(tmp.Name()))
-		}
-	}()
-	manifest := backupManifest{Format: backupFormat, Version: cli.Version, At: time.Now().UTC(), URL: b.URL(), Streams: []backupStream{}}
-	pack := tar.NewWriter(tmp)
-	names, err := backupStreams(ctx, b, f.logs)
-	if err != nil {
-		return err
-	}
-	for _, name := range names {
-		one, err := packStream(ctx, b, pack, name)
-		if err != nil {
-			return err
-		}
-		manifest.Streams = append(manifest.Streams, one)
-	}
-	if f.secrets {
-		if manifest.Secrets, err = packSecrets(pack, store); err != nil {
-			return err
-		}
-	}
-	data, err := json.MarshalIndent(manifest, "", "  ")
-	if err != nil {
-		return err
-	}
-	if err := packFile(pack, manifestName, data); err != nil {
-		return err
-	}
-	if err := errors.Join(pack.Close(), tmp.Sync()); err != nil {
-		return err
-	}
-	if err := errors.Join(tmp.Close(), os.Rename(tmp.Name(), f.output)); err != nil {
 		return err
 	}
 	if c.JSON {
@@ -177,6 +152,51 @@ func (c command) writeBackup(ctx context.Context, b *bus.Bus, f backupFlags, sto
 	}
 	c.Printf("%s has %s, %s\n", f.output, cli.Counted(len(manifest.Streams), "stream"), gpu.Bytes(bytes)) //nolint:gosec // a size
 	return nil
+}
+
+// packBackup writes to a temporary file and renames it, so that the file is whole or absent.
+func packBackup(ctx context.Context, b *bus.Bus, f backupFlags, store string) (manifest backupManifest, err error) {
+	tmp, err := os.CreateTemp(filepath.Dir(f.output), ".troupe-backup-") // its mode is 0600
+	if err != nil {
+		return manifest, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, tmp.Close(), os.Remove(tmp.Name()))
+		}
+	}()
+	manifest = backupManifest{Format: backupFormat, Version: cli.Version, At: time.Now().UTC(), URL: b.URL(), Streams: []backupStream{}}
+	pack := tar.NewWriter(tmp)
+	names, err := backupStreams(ctx, b, f.logs)
+	if err != nil {
+		return manifest, err
+	}
+	for _, name := range names {
+		one, err := packStream(ctx, b, pack, name)
+		if err != nil {
+			return manifest, err
+		}
+		manifest.Streams = append(manifest.Streams, one)
+	}
+	if f.secrets {
+		if manifest.Secrets, err = packSecrets(pack, store); err != nil {
+			return manifest, err
+		}
+	}
+	data, err := json.MarshalIndent(manifest, "", "  ")
+	if err != nil {
+		return manifest, err
+	}
+	if err := packFile(pack, manifestName, data); err != nil {
+		return manifest, err
+	}
+	if err := errors.Join(pack.Close(), tmp.Sync()); err != nil {
+		return manifest, err
+	}
+	if err := errors.Join(tmp.Close(), os.Rename(tmp.Name(), f.output)); err != nil {
+		return manifest, err
+	}
+	return manifest, nil
 }
 
 // backupStreams names the streams of Troupe that are in files, the registry before the ledger: a role whose reservation is missing has it

@@ -40,13 +40,16 @@ type clusterFile struct {
 	Members []string `json:"members"`           // HOST:PORT for clients; routes are at the next port
 	Own     string   `json:"own"`               // the member that has this store
 	Restore bool     `json:"restore,omitempty"` // the first member restores a backup before any other one serves
+	Left    []string `json:"left,omitempty"`    // members that have left for good
 }
 
 func clusterPath(store string) string { return filepath.Join(store, "cluster.json") }
 
-// readCluster is nil if the store is that of a head alone, or new.
-func readCluster(store string) (*clusterFile, error) {
-	data, err := os.ReadFile(clusterPath(store))
+// readCluster is nil if the store is that of a head alone, or new. A head that was a member before is the only one in it.
+func readCluster(store string) (*clusterFile, error) { return readClusterFile(clusterPath(store)) }
+
+func readClusterFile(path string) (*clusterFile, error) {
+	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -55,7 +58,7 @@ func readCluster(store string) (*clusterFile, error) {
 		err = json.Unmarshal(data, f)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("the cluster of the store: %s: %w", clusterPath(store), err)
+		return nil, fmt.Errorf("the cluster of the store: %s: %w", path, err)
 	}
 	return f, nil
 }
@@ -192,7 +195,13 @@ func (f *clusterFlags) given() bool {
 // is that of a new store; nil with init: it must be made.
 func (c command) clusterOf(store string, f *clusterFlags) (*clusterFile, *bundle, error) {
 	var members []string
-	kept, err := readCluster(store)
+	kept, err := readClusterFile(growthPath(store))
+	if err == nil && kept == nil {
+		kept, err = readCluster(store)
+	}
+	if err == nil && kept != nil && slices.Contains(kept.Left, kept.Own) {
+		err = cli.Usagef("%s is the store of a member that has left its cluster; start the head with another store, or remove this one", store)
+	}
 	if err == nil && len(f.members) > 0 {
 		members, err = parseMembers(f.members)
 	}
@@ -201,7 +210,7 @@ func (c command) clusterOf(store string, f *clusterFlags) (*clusterFile, *bundle
 	}
 	if kept != nil {
 		if members != nil && !sameMembers(members, kept.Members) {
-			c.Warnf("troupe: --cluster is not what the store says: the members are %s; a member is replaced with `troupe cluster replace`\n", strings.Join(kept.Members, ","))
+			c.Warnf("troupe: --cluster is not what the store says: the members are %s; they change with `troupe cluster replace`, `grow` and `shrink`\n", strings.Join(kept.Members, ","))
 		}
 		return kept, nil, nil
 	}
@@ -209,8 +218,8 @@ func (c command) clusterOf(store string, f *clusterFlags) (*clusterFile, *bundle
 		return nil, nil, nil
 	}
 	if streams, _ := os.ReadDir(bus.StreamsDir(store)); len(streams) > 0 { // an unreadable folder fails when the server opens it
-		return nil, nil, cli.Usagef("--cluster: %s is the store of a head alone, and a cluster would delete its streams; take a backup (troupe backup --store %s -o FILE --secrets), "+
-			"start the cluster with empty stores, the first member with --init --restore FILE", store, store)
+		return nil, nil, cli.Usagef("--cluster: %s is the store of a head alone, and a cluster would delete its streams; use troupe cluster grow, or take a backup "+
+			"(troupe backup --store %s -o FILE --secrets) and start the cluster with empty stores, the first member with --init --restore FILE", store, store)
 	}
 	b, err := f.readBundle()
 	switch {
@@ -315,7 +324,7 @@ func (f *clusterFile) urls() []string {
 // found makes a new store that of a member: with the bundle, or as the first one, with a bundle that it writes for the others.
 func (h *head) found() (err error) {
 	if h.cluster.Name != "" && h.bundle == nil {
-		return nil // it is one
+		return nil // it is one, or was
 	}
 	if h.bundle == nil {
 		if h.bundle, err = makeBundle(h.cluster.Members, h.restore); err != nil {
@@ -352,7 +361,10 @@ func (c command) joinCluster(h *head, f upFlags, listenGiven bool) error {
 		h.bundlePath = filepath.Join(h.store, "bundle")
 	}
 	h.bundlePath, err = filepath.Abs(h.bundlePath)
-	h.restore = f.cluster.restore
+	h.restore, h.grows = f.cluster.restore, exists(growthPath(h.store))
+	if h.restore == "" && (h.grows || exists(grownBackup(h.store))) {
+		h.restore = grownBackup(h.store)
+	}
 	return err
 }
 
@@ -364,7 +376,11 @@ func (h *head) id() string {
 	return h.file.Name
 }
 
+// config is nil for a head that is alone.
 func (f *clusterFile) config(at listenAddress, tls *tls.Config) *bus.ClusterConfig {
+	if f.alone() {
+		return nil
+	}
 	cfg := &bus.ClusterConfig{Name: f.Name, Member: f.Own, Listen: routeAddress(at.text), Advertise: f.Own, Certificate: tls.Certificates[0]}
 	for _, m := range f.Members {
 		cfg.Routes = append(cfg.Routes, routeAddress(m))
@@ -382,6 +398,9 @@ func (c command) formCluster(ctx context.Context, b *bus.Bus, h *head) error {
 	}
 	if h.cluster.Restore {
 		if err := c.awaitRestored(ctx, b, h.restore); err != nil {
+			return err
+		}
+		if err := os.RemoveAll(asidePath(h.store)); err != nil {
 			return err
 		}
 	}

@@ -21,10 +21,10 @@ import (
 func newCluster(c command) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "cluster",
-		Short:   "Show three heads that form a cluster, and replace one of them",
-		Example: "  troupe cluster status\n  troupe cluster replace b=d",
+		Short:   "Show, grow, shrink and upgrade a cluster of three heads",
+		Example: "  troupe cluster status\n  troupe cluster grow a,b,c --bundle cluster.bundle\n  troupe cluster upgrade",
 	}
-	cmd.AddCommand(newClusterStatus(c), newClusterReplace(c), newClusterBundle(c))
+	cmd.AddCommand(newClusterStatus(c), newClusterReplace(c), newClusterGrow(c), newClusterShrink(c), newClusterUpgrade(c), newClusterBundle(c))
 	return cmd
 }
 
@@ -88,6 +88,11 @@ func MemberRows(heads []Status) (rows [][]string) {
 	return rows
 }
 
+const (
+	replaceLimit   = time.Minute
+	replaceAttempt = 10 * time.Second
+)
+
 // replacement is the request to replace a member.
 type replacement struct {
 	Old string `json:"old"`
@@ -139,12 +144,19 @@ func (c command) replaceMember(ctx context.Context, b *bus.Bus, r replacement) e
 	if err != nil {
 		return err
 	}
-	m, err := b.Request(ctx, bus.NodesHeadReplace(), data)
-	if err != nil {
+	ctx, cancel := context.WithTimeout(ctx, replaceLimit)
+	defer cancel()
+	err = bus.Retry(ctx, bus.Backoff{}, func() error { // between two leaders none answers
+		attempt, cancel := b.Attempt(ctx, replaceAttempt)
+		defer cancel()
+		m, err := b.Request(attempt, bus.NodesHeadReplace(), data)
+		if err == nil && len(m.Data) > 0 {
+			err = bus.Errorf(bus.CodeUnavailable, "%s", m.Data)
+		}
 		return err
-	}
-	if len(m.Data) > 0 {
-		return bus.Errorf(bus.CodeUnavailable, "%s", m.Data)
+	})
+	if err != nil {
+		return fmt.Errorf("%s is not replaced yet; give the command again: %w", r.Old, err)
 	}
 	c.Printf("%s is replaced by %s; name the members in units and manifests in the same way\n", r.Old, r.New)
 	return nil

@@ -57,8 +57,9 @@ type agentFile struct {
 	Spec agentSpec `json:"spec"`
 }
 
-// startAgent takes over a running agent, or starts one, and returns when its nodes are registered.
-func startAgent(ctx context.Context, b *bus.Bus, spec agentSpec, log *slog.Logger) (*ownAgent, error) {
+// startAgent takes over a running agent, or starts one, and returns when its nodes are registered. A head that has moved takes over one that
+// has its addresses of before.
+func startAgent(ctx context.Context, b *bus.Bus, spec agentSpec, moved bool, log *slog.Logger) (*ownAgent, error) {
 	names, err := spec.names()
 	if err != nil {
 		return nil, err
@@ -69,7 +70,7 @@ func startAgent(ctx context.Context, b *bus.Bus, spec agentSpec, log *slog.Logge
 		return nil, err
 	}
 	defer stopLooking()
-	if !a.adopt() {
+	if !a.adopt(moved) {
 		if err := a.start(); err != nil {
 			return nil, err
 		}
@@ -130,12 +131,20 @@ func allReady(list []placement.NodeStatus, names []string) bool {
 }
 
 // adopt takes over the agent of an earlier head. It ends an agent with another spec.
-func (a *ownAgent) adopt() bool {
+func (a *ownAgent) adopt(moved bool) bool {
 	file, ok := a.there()
 	if !ok {
 		return false
 	}
 	a.pid = file.PID
+	if moved {
+		file.Spec.Access.URLs, file.Spec.Host = a.spec.Access.URLs, a.spec.Host
+		if file.Spec.sameAs(a.spec) {
+			if err := a.note(a.pid); err != nil {
+				a.log.Warn("troupe: the next head will start the agent of this machine again", "error", err)
+			}
+		}
+	}
 	if file.Spec.sameAs(a.spec) {
 		if p, err := os.FindProcess(a.pid); err == nil {
 			a.group.Go(func() { _, _ = p.Wait() }) // reaps the child of a head that replaced itself; others are not ours to wait for
@@ -283,6 +292,9 @@ func (a *ownAgent) watch() {
 		}
 	}
 }
+
+// leave lets the agent run on, for the head that is started next.
+func (a *ownAgent) leave() { close(a.stopCh) }
 
 // stop ends the agent and its workers.
 func (a *ownAgent) stop() {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"troupe/bus"
@@ -28,8 +29,10 @@ type Status struct {
 	PID     int       `json:"pid"`
 	Since   time.Time `json:"since"`
 	Version string    `json:"version"`
-	Refused uint64    `json:"refused"` // connections without valid credentials
-	Denied  uint64    `json:"denied"`  // what connections have tried that their credentials do not permit
+	// Replaced: another program is installed where this one was started from.
+	Replaced bool   `json:"replaced,omitempty"`
+	Refused  uint64 `json:"refused"` // connections without valid credentials
+	Denied   uint64 `json:"denied"`  // what connections have tried that their credentials do not permit
 	// Replicas is how many servers have a copy of the ledger, the registry and the leases.
 	Replicas  int  `json:"replicas"`
 	Clustered bool `json:"clustered"` // whether the server is one of several
@@ -39,6 +42,7 @@ type Status struct {
 	Members []string   `json:"members,omitempty"`
 	Formed  bool       `json:"formed,omitempty"`
 	Leads   bool       `json:"leads"`
+	Ready   bool       `json:"ready"` // the head has started, its agent too
 	Peers   []bus.Peer `json:"peers,omitempty"`
 	// Now is the time of the answer by the clock of the head's machine. Store is that of an embedded server.
 	Now   time.Time       `json:"now"`
@@ -54,6 +58,7 @@ type statusServer struct {
 	replicas int
 	store    string
 	leads    func() bool
+	ready    atomic.Bool
 }
 
 func serveStatus(ctx context.Context, b *bus.Bus, log *slog.Logger, replicas int, store string, leads func() bool) (*statusServer, error) {
@@ -94,7 +99,7 @@ func (s *statusServer) close() {
 }
 
 func (s *statusServer) answer(m *bus.Msg) {
-	status := Status{PID: os.Getpid(), Since: s.since, Version: cli.Version, Refused: s.b.Refused(), Denied: s.b.Denied(), Replicas: s.replicas, Clustered: s.b.Clustered(), Leads: s.leads(), Now: time.Now().UTC()}
+	status := Status{PID: os.Getpid(), Since: s.since, Version: cli.Version, Replaced: programReplaced(), Refused: s.b.Refused(), Denied: s.b.Denied(), Replicas: s.replicas, Clustered: s.b.Clustered(), Leads: s.leads(), Ready: s.ready.Load(), Now: time.Now().UTC()}
 	s.addMember(&status)
 	if usage, ours := s.b.Store(); ours {
 		status.Store = &usage

@@ -104,7 +104,10 @@ With --nats the head uses an external NATS server, with the credentials file of 
 				h.agent.Grace, h.agent.Wait = evidence.LaunchGrace, evidence.LaunchGrace
 			}
 			h.replaceable = true
-			return c.up(ctx, h, nil)
+			if err := c.up(ctx, h, nil); err != nil || !h.again {
+				return err
+			}
+			return runInstalled()
 		},
 	}
 	flags.add(cmd)
@@ -165,6 +168,9 @@ type head struct {
 	bundlePath string       // where the first member writes it
 	restore    string       // backup that the first member restores; empty: none
 	first      bool         // it has made the cluster
+
+	grows bool // the store is that of a head alone, and becomes that of a member
+	again bool // the head has ended to be started again; its agent runs on
 
 	ranBefore   bool // a head has run on the store
 	replaceable bool // the process runs this head alone: it may replace itself
@@ -251,14 +257,30 @@ func (c command) up(ctx context.Context, h *head, inside func(context.Context, *
 	if err := awaitReplaced(ctx, h.store); err != nil {
 		return err
 	}
+	shrinks := h.cluster != nil && len(h.cluster.Left) > 0 && h.cluster.alone()
+	switch {
+	case h.grows:
+		err = c.growInStore(ctx, h)
+	case shrinks:
+		h.cluster.Members = []string{h.cluster.Own}
+		err = bus.LeaveCluster(h.store)
+	}
+	if err != nil {
+		return err
+	}
 	b, err := c.openHead(ctx, h)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, b.Close()) }()
-	if h.cluster != nil {
+	switch {
+	case b.Member() != nil:
 		if err := c.formCluster(ctx, b, h); err != nil {
 			return ignoreEnd(ctx, err)
+		}
+	case shrinks:
+		if err := h.shrinkInStore(ctx, b); err != nil {
+			return err
 		}
 	}
 	if h.ranBefore {
@@ -277,8 +299,13 @@ func (c command) up(ctx context.Context, h *head, inside func(context.Context, *
 		return err
 	}
 	defer status.close()
-	var standby func() bool // nil: no other head leads
-	if h.cluster != nil {
+	orders, orderCh, err := h.serveOrders(b, log)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = orders.Unsubscribe() }() // fails only if the connection is closed
+	var standby func() bool                     // nil: no other head leads
+	if b.Member() != nil {
 		replaces, err := serveReplace(b, h.store, service.desk.Leads, log)
 		if err != nil {
 			return err
@@ -306,11 +333,17 @@ func (c command) up(ctx context.Context, h *head, inside func(context.Context, *
 		defer stopCredentials()
 	}
 	if h.agent != nil {
-		agent, err := startAgent(ctx, b, h.agentSpec(), log)
+		agent, err := startAgent(ctx, b, h.agentSpec(), h.grows || shrinks, log)
 		if err != nil {
 			return err
 		}
-		defer agent.stop()
+		defer func() {
+			if h.again {
+				agent.leave()
+			} else {
+				agent.stop()
+			}
+		}()
 		defer h.level.Set(slog.LevelError)
 	}
 	withdraw, err := h.file.Announce(c.Env)
@@ -329,6 +362,7 @@ func (c command) up(ctx context.Context, h *head, inside func(context.Context, *
 	}
 	defer stopSessions()
 	defer weights.Serve(ctx, weights.Config{Bus: b, Leader: service.desk, Replicas: h.replicas, Logger: log})()
+	status.ready.Store(true)
 	if inside != nil {
 		return inside(ctx, b)
 	}
@@ -346,8 +380,14 @@ func (c command) up(ctx context.Context, h *head, inside func(context.Context, *
 		return err
 	case <-b.StoreStuck():
 		return replaceHead(b, log)
+	case o := <-orderCh:
+		h.again = o == orderRestart
 	}
-	if !c.JSON {
+	switch {
+	case c.JSON:
+	case h.again:
+		c.Printf("troupe: the head restarts\n")
+	default:
 		c.Printf("troupe: the head is closing\n")
 	}
 	return nil
