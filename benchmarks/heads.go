@@ -55,6 +55,7 @@ var headFaults = []headFault{
 	{"leader_stopped", stops(0), resumes(0), false},
 	{"other_stopped", stops(1), resumes(1), false},
 	{"leader_ended", ends(0), restarts(false, 0), false},
+	{"upgrade", (*headsRig).upgrade, func(context.Context, *headsRig, int) error { return nil }, false},
 	{"disk_wiped", kills(0), restarts(true, 0), false},
 	{"all_killed", kills(0, 1, 2), restarts(false, 0, 1, 2), true},
 }

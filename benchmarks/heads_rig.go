@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -212,6 +213,20 @@ func (r *headsRig) restart(ctx context.Context, wiped bool, which ...int) error 
 		if err := r.awaitReady(ctx, i); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// upgrade restarts all heads one after the other, as for a program that was replaced.
+func (r *headsRig) upgrade(int) error {
+	cfg, err := r.access(-1)
+	if err != nil {
+		return err
+	}
+	cmd := exec.Command(r.program, "cluster", "upgrade", "--all", "--timeout", wholeLimit.String())
+	cmd.Env = append(os.Environ(), "TROUPE_URL="+strings.Join(cfg.URLs, ","), "TROUPE_TOKEN="+cfg.Token, "TROUPE_FINGERPRINT="+cfg.TLS.Fingerprint)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("troupe cluster upgrade: %w: %s", err, out)
 	}
 	return nil
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"troupe/bus"
 	"troupe/placement"
 )
 
@@ -53,6 +54,7 @@ type chaos struct {
 	rng       *rand.Rand
 	rig       *Rig
 	m         *Model // of the reservations
+	b         *bus.Bus
 	op        *placement.Client
 	items     *Items
 	devices   *Devices
@@ -102,6 +104,7 @@ func (h *chaos) watch(ctx context.Context, seed uint64) {
 	b, err := h.rig.connect(ctx, "harness")
 	require.NoError(h.t, err)
 	h.t.Cleanup(func() { h.stop(); h.group.Wait(); _ = b.Close() }) // the server may be gone
+	h.b = b
 	h.op, err = placement.NewClient(b, "")
 	require.NoError(h.t, err)
 	h.t.Cleanup(h.op.Close)
@@ -197,6 +200,9 @@ func (h *chaos) unwell(ctx context.Context, calls map[string]int64, items int) s
 		return fmt.Sprintf("%s cannot be started again: %v", words(names), err)
 	}
 	if why := h.rig.notReady(ctx, h.op); why != "" {
+		return why
+	}
+	if why := h.rig.notWhole(ctx, h.b); why != "" {
 		return why
 	}
 	for name, size := range h.rig.Progress() {

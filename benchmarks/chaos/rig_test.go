@@ -220,6 +220,25 @@ func (r *Rig) notReady(ctx context.Context, op *placement.Client) string {
 	return ""
 }
 
+// notWhole names a stream of three heads that has a replica which is not up to date: one more loss might take what was acknowledged.
+func (r *Rig) notWhole(ctx context.Context, b *bus.Bus) string {
+	if len(r.Members) == 0 {
+		return ""
+	}
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	state, err := b.ServerState(ctx)
+	if err != nil || state.NoQuorum {
+		return fmt.Sprint("the cluster does not answer: ", err)
+	}
+	for _, s := range state.Streams {
+		if s.Replicas == len(r.Members) && s.Current() < s.Replicas {
+			return fmt.Sprintf("stream %s: replicas gone: %v, behind: %v", s.Name, s.Offline, s.Behind)
+		}
+	}
+	return ""
+}
+
 // Memory is the resident memory of head and agents, in MB.
 func (r *Rig) Memory() map[string]float64 {
 	pids := map[string]int{"agent " + headNode: r.ownAgent()}

@@ -411,7 +411,9 @@ func (c command) formCluster(ctx context.Context, b *bus.Bus, h *head) error {
 func (c command) awaitRestored(ctx context.Context, b *bus.Bus, backup string) error {
 	said := false
 	return bus.Retry(ctx, bus.Backoff{First: 20 * time.Millisecond, Most: time.Second}, func() error {
-		state, err := b.ServerState(ctx)
+		attempt, cancel := b.Attempt(ctx, storeAttempt)
+		defer cancel()
+		state, err := b.ServerState(attempt)
 		switch {
 		case err != nil || state.NoQuorum:
 			return cmp.Or(err, error(bus.ErrUnavailable))

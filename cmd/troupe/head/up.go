@@ -400,7 +400,9 @@ func expectLedger(ctx context.Context, b *bus.Bus) error {
 	ask, cancel := context.WithTimeout(ctx, storeLimit)
 	defer cancel()
 	err := bus.Retry(ask, bus.Backoff{}, func() (err error) { // a cluster may be without a leader for a moment
-		if state, err = b.ServerState(ask); err == nil && state.NoQuorum {
+		attempt, cancel := b.Attempt(ask, storeAttempt)
+		defer cancel()
+		if state, err = b.ServerState(attempt); err == nil && state.NoQuorum {
 			return bus.ErrUnavailable
 		}
 		return err
