@@ -94,6 +94,9 @@ func (s *serverConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// Several reports whether there is another server to go to.
+func (b *Bus) Several() bool { return b.several.Load() }
+
 // noteServers counts the servers that the connection knows, after it was made and when it learns of others.
 func (b *Bus) noteServers(servers []string, cluster string) {
 	several := len(servers) > 1 && (cluster != "" || len(b.cfg.URLs) > 1)

@@ -33,7 +33,11 @@ func (g *Gather) ask(now time.Time, all bool) {
 		g.mu.Unlock()
 		return
 	}
-	if !all {
+	switch {
+	case all:
+	case g.askDelay < firstAsk:
+		g.askDelay = max(g.askDelay, now.Sub(g.sentAt))
+	default:
 		g.askDelay = min(2*g.askDelay, maxAsk)
 	}
 	g.nextAsk = now.Add(g.askDelay)

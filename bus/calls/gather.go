@@ -79,6 +79,7 @@ func (s *slot) fetching() wire.BodyRef {
 	return s.rare.fetching
 }
 
+// With several servers, one that ends takes messages with it while the link of the caller lives: the caller asks after 200, 400 and 800 ms.
 const (
 	firstAsk = 800 * time.Millisecond
 	maxAsk   = 10 * time.Second
@@ -200,8 +201,11 @@ func newGather(e *Endpoint, c Call) (*Gather, error) {
 		ep: e, call: c, slots: make([]slot, n), arrived: make([]int32, 0, n), left: n, sentAt: time.Now(),
 		deferred: c.Deferred, askDelay: firstAsk, arrivedCh: make(chan struct{}, 1), doneCh: make(chan struct{}),
 	}
-	if c.AskAfter > 0 {
+	switch {
+	case c.AskAfter > 0:
 		g.askDelay = c.AskAfter
+	case e.Bus().Several():
+		g.askDelay = firstAsk / 4
 	}
 	g.nextAsk = g.sentAt.Add(g.askDelay)
 	i, rising := 0, true
