@@ -9,6 +9,7 @@ import (
 const (
 	answerEvery = 500 * time.Millisecond  // between two round trips to the server
 	answerLimit = 2500 * time.Millisecond // a last answer that is older than this means that the server does not answer
+	answerIdle  = time.Minute             // nobody has wanted to know for so long: the round trips pause until somebody does
 )
 
 // answering is since when the server has answered without interruption. A server that hangs keeps its connections for a while, so
@@ -18,6 +19,8 @@ type answering struct {
 	askCh chan struct{} // holds one: a round trip is wanted now
 
 	mu         sync.Mutex // guards what follows
+	wanted     time.Time  // when somebody last wanted to know
+	paused     bool       // the round trips, because nobody has wanted to know
 	asked      time.Time  // when the last request that was answered was sent
 	last       time.Time  // of the last answer; zero: none yet
 	since      time.Time
@@ -25,8 +28,8 @@ type answering struct {
 }
 
 // Answering is since when the server has answered this connection without interruption, and when it did so last. since is zero while
-// it does not answer, and before its first answer. What others failed to say while the server did not answer is no proof against
-// them.
+// it does not answer, and before its first answer, also the first after a pause: without a caller for a minute the server is not asked.
+// What others failed to say while the server did not answer is no proof against them.
 func (b *Bus) Answering() (since, last time.Time) {
 	b.startAnswering()
 	return b.answering.read(time.Now(), b.reconnects(), b.Connected())
@@ -41,11 +44,24 @@ func (b *Bus) AnsweredSince(moment time.Time) bool {
 	if b.answering.asked.After(moment) {
 		return true
 	}
+	b.answering.ask()
+	return false
+}
+
+// ask has the server asked now.
+func (a *answering) ask() {
 	select {
-	case b.answering.askCh <- struct{}{}:
+	case a.askCh <- struct{}{}:
 	default:
 	}
-	return false
+}
+
+// pause reports whether the round trips pause, because nobody has wanted to know for a while.
+func (a *answering) pause(now time.Time) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.paused = now.Sub(a.wanted) > answerIdle
+	return a.paused
 }
 
 func (b *Bus) reconnects() uint64 { return b.link.connects.Load() }
@@ -64,6 +80,9 @@ func (b *Bus) checkAnswers() {
 			every = hangCheck
 		}
 		next := time.NewTimer(time.Until(asked.Add(every)))
+		if !b.several.Load() && b.answering.pause(asked) {
+			next.Stop()
+		}
 		select {
 		case <-b.Done():
 			next.Stop()
@@ -107,6 +126,9 @@ func (a *answering) answered(asked, now time.Time, reconnects uint64) {
 func (a *answering) read(now time.Time, reconnects uint64, connected bool) (since, last time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if a.wanted = now; a.paused {
+		a.ask()
+	}
 	if !connected || a.last.IsZero() || now.Sub(a.last) > answerLimit || reconnects != a.reconnects {
 		return time.Time{}, a.last
 	}

@@ -50,3 +50,29 @@ func TestAnswering(t *testing.T) {
 	third := since()
 	require.True(t, third.After(second), "another connection")
 }
+
+// A server is not asked for a process that does not want to know; the first answer afterwards begins a new period.
+func TestAnsweringPauses(t *testing.T) {
+	bustest.VirtualTime(t, func(t *testing.T) {
+		b := bustest.Open(t, bus.Config{InProcess: bustest.StartServer(t, bustest.Options{})})
+		wanted := func() bool { since, _ := b.Answering(); return !since.IsZero() }
+		for !wanted() {
+			time.Sleep(100 * time.Millisecond)
+		}
+		first, _ := b.Answering()
+		for range 300 { // a minute and a half
+			time.Sleep(300 * time.Millisecond)
+			require.True(t, wanted(), "it is asked as long as somebody wants to know")
+		}
+		time.Sleep(5 * time.Minute)
+		paused := time.Now()
+		_, last := b.Answering()
+		require.Greater(t, paused.Sub(last), 3*time.Minute)
+		for !wanted() {
+			time.Sleep(100 * time.Millisecond)
+		}
+		second, _ := b.Answering()
+		require.False(t, second.Before(paused))
+		require.True(t, second.After(first))
+	})
+}

@@ -18,7 +18,8 @@ import (
 )
 
 const (
-	reportEvery    = 5 // every fifth heartbeat carries the report even if it is unchanged
+	reportEvery    = 5  // every fifth heartbeat carries the report if a reading has changed
+	reportAtLeast  = 30 // every thirtieth carries it
 	leaveTimeout   = 2 * time.Second
 	recheckTimeout = 10 * time.Second // how long a server that is back may take to answer whether it has the lease
 

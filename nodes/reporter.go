@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -129,6 +130,7 @@ type reporterRun struct {
 
 	lease  *kv.Lease
 	report protocol.Report
+	sent   protocol.Report // the last one
 	beats  int
 	unread string // error of the last reading; empty: it succeeded
 }
@@ -205,7 +207,7 @@ func (r *reporterRun) loop(ctx context.Context) error {
 			read.Reset(r.Read)
 		case <-beat.C:
 			r.beats++
-			r.beat(r.beats%reportEvery == 0)
+			r.beat(r.beats%reportAtLeast == 0 || r.beats%reportEvery == 0 && !sameReadings(r.sent, r.report))
 			continue
 		}
 		if changed {
@@ -339,9 +341,15 @@ func (r *reporterRun) differs(old protocol.Report) bool {
 func (r *reporterRun) beat(full bool) {
 	beat := protocol.Heartbeat{Node: r.Name, Session: r.session}
 	if full {
-		beat.Report = &r.report
+		beat.Report, r.sent = &r.report, r.report
 	}
 	r.publish(beat)
+}
+
+// sameReadings reports whether two reports say the same.
+func sameReadings(a, b protocol.Report) bool {
+	a.Seq = b.Seq
+	return reflect.DeepEqual(a, b)
 }
 
 func (r *reporterRun) publish(beat protocol.Heartbeat) {

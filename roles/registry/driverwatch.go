@@ -176,8 +176,12 @@ func (one *driver) owns(ctx context.Context) bool {
 // endDeadDrivers ends the leases of dead drivers.
 func (d *driverMonitor) endDeadDrivers(ctx context.Context, now time.Time) {
 	for _, one := range d.all {
+		visible := one.visible()
+		if !visible && !d.Remote {
+			continue
+		}
 		signs := evidence.Signs{Heard: d.uptime.Heard()}
-		if one.visible() && one.dead() {
+		if visible && one.dead() {
 			signs.Exit = exitSeen
 		}
 		if !one.since.IsZero() {

@@ -27,6 +27,7 @@ import (
 const (
 	headPoll     = 250 * time.Millisecond // between two checks of the connection to the head
 	headAsk      = 2 * time.Second        // between two requests for the head's status
+	headAskOwn   = time.Minute            // the same of a head that is the server: its connection shows that it is there
 	waitReport   = 10 * time.Second       // between two messages about a missing head
 	exitsWaiting = 1024                   // exits of workers that the watch of drivers has not handled
 )
@@ -291,6 +292,7 @@ type headWatch struct {
 	asked    time.Time
 	there    bool // the head answered the last request
 	answered bool // the head has answered at least once
+	embedded bool // the head is the server
 
 	pid     int                  // of the head that answered
 	newFunc func(version string) // is called with the version of each head that answers
@@ -298,13 +300,19 @@ type headWatch struct {
 
 func (w *headWatch) look(ctx context.Context, b *bus.Bus) {
 	if !b.Connected() {
+		w.embedded = false // another head may be there next, or none yet
 		return
 	}
-	if !w.there || time.Since(w.asked) > headAsk {
+	every := headAsk
+	if w.embedded {
+		every = headAskOwn
+	}
+	if !w.there || time.Since(w.asked) > every {
 		w.asked = time.Now()
 		head := Ask(ctx, b)
 		w.there = head != nil
 		w.answered = w.answered || w.there
+		w.embedded = w.there && head.Store != nil
 		if w.there && head.PID != w.pid {
 			w.pid = head.PID
 			w.newFunc(head.Version)
