@@ -53,7 +53,7 @@ func (w *Worker) answerLocked(c *call, body []byte, err error, now time.Time) {
 	n := int64(len(buf) - calls.ReplyRoom + len(body))
 	held := err == nil && n > int64(c.header.Inline)
 	refs := w.host.ep.References()
-	h.Keep = held && c.header.Keep && (c.spilled != nil || refs.ReserveKept(int(n)))
+	h.Keep = held && c.mayStay() && (c.spilled != nil || refs.ReserveKept(int(n)))
 	var onDone func()
 	if held {
 		memory := c.resultMemory()

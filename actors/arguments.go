@@ -152,6 +152,14 @@ func TakeArguments(ctx context.Context, holder *values.References) []Argument {
 // SetReferences names the references inside the result of the call. Their uses belong to the call from now on. It reports false if the
 // call is over: then they still belong to the handler.
 func SetReferences(ctx context.Context, refs values.RetainedReferences) bool {
+	return withCall(ctx, func(c *call) { c.refs = refs })
+}
+
+// SendResult has the result of the call sent to its caller at once, also if the call leaves large results with their workers.
+func SendResult(ctx context.Context) { withCall(ctx, func(c *call) { c.sends = true }) }
+
+// withCall reports false if the call of ctx is over, and calls do otherwise.
+func withCall(ctx context.Context, do func(*call)) bool {
 	c, ok := ctx.Value(callKey{}).(*callContext)
 	if !ok {
 		return false
@@ -161,9 +169,12 @@ func SetReferences(ctx context.Context, refs values.RetainedReferences) bool {
 	if c.call == nil {
 		return false
 	}
-	c.call.refs = refs
+	do(c.call)
 	return true
 }
+
+// mayStay reports whether a large result stays here until its caller asks for it.
+func (c *call) mayStay() bool { return c.header.Keep && !c.sends }
 
 // dropReferences ends the call's use of the references inside its result. The mutex of the worker is held.
 func (c *call) dropReferences() {

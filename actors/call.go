@@ -32,6 +32,7 @@ type call struct {
 	slot     int // index in the worker's active calls, while it runs
 	bodyHere bool
 	dropped  bool // the caller cancelled: no answer is sent
+	sends    bool // a large result does not stay here; see SendResult
 	panicked bool // this method panicked; false for the error of another call's panic
 }
 

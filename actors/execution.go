@@ -175,7 +175,7 @@ func (w *Worker) startAsync(s AsyncHandler, q *queue, c *call) *call {
 			values.FreeBody(memory, body)
 			body, err = nil, w.asyncError(c, err)
 		}
-		if result := body; err == nil && c.header.Keep && w.host.ep.References().MustSpill(len(result)) {
+		if result := body; err == nil && c.mayStay() && w.host.ep.References().MustSpill(len(result)) {
 			bus.Go(func() { end(w.spill(c, result), nil) })
 			return
 		}

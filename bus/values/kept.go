@@ -7,8 +7,10 @@ import (
 	"troupe/bus/wire"
 )
 
-// handOverEvery is the time between two requests of a process that ends to the owners of the results it keeps.
-const handOverEvery = 500 * time.Millisecond
+const (
+	handOverEvery    = 500 * time.Millisecond // between two requests of a process that ends to the owners of the results it keeps
+	unreachableAfter = time.Second            // time without a subscriber after which an owner takes nothing over
+)
 
 // keptBody is a large result that a worker of this process has made. It belongs to the caller, and stays here until the caller
 // frees it, pulls it because this process ends, or is gone.
@@ -94,14 +96,20 @@ func (r *References) keptReported(keeper string, bodies []wire.Reference) {
 	}
 }
 
-// HandOver asks the owners of the results that this process keeps to pull them, and returns when none is left, or when ctx ends.
+// HandOver asks the owners of the results that this process keeps to pull them, and returns when none is left of owners that can be reached, or
+// when ctx ends.
 func (r *References) HandOver(ctx context.Context) {
 	t := time.NewTicker(handOverEvery / 10)
 	defer t.Stop()
 	var asked time.Time
 	for {
 		r.mu.Lock()
-		left := len(r.kept)
+		left := 0
+		for _, k := range r.kept {
+			if p := r.peers[k.owner]; p == nil || !p.isUnreachable(time.Now()) {
+				left++
+			}
+		}
 		if left > 0 && time.Since(asked) >= handOverEvery {
 			asked = time.Now()
 			byOwner := map[string][]uint64{}
@@ -124,6 +132,11 @@ func (r *References) HandOver(ctx context.Context) {
 		case <-t.C:
 		}
 	}
+}
+
+// isUnreachable reports whether the last probes found no subscriber of the process's inbox.
+func (p *peer) isUnreachable(now time.Time) bool {
+	return now.Sub(p.absentLast) < unreachableAfter && p.absentLast.Sub(p.absentSince) >= unreachableAfter
 }
 
 // takeOver pulls the results that a process which ends has kept for this one.

@@ -103,6 +103,35 @@ func (r *References) GetFrom(ref wire.Reference, at BodySource, memory Memory, d
 	return func() { r.cancelWait(ref, w) }
 }
 
+// GetHere is Get of a result that another process of this host keeps for this one. It moves no bytes: a result that does not lie in memory
+// which the processes share is an error. It does not block, and calls done once, at once or later from another goroutine.
+func (r *References) GetHere(ref wire.Reference, memory Memory, done func(Value, error)) {
+	r.mu.Lock()
+	v := r.owned[ref.ID]
+	sharing, _ := memory.(Sharing)
+	if v == nil || ref.Owner != r.store.name || v.state != valueElsewhere || v.location.IsZero() || sharing == nil {
+		r.mu.Unlock()
+		done(Value{}, errNotHere)
+		return
+	}
+	at, n, contains := v.location, v.ref.Len, v.contains
+	v.uses++
+	r.retainLocked(contains)
+	r.mu.Unlock()
+	sharing.Attach(at, n, func(body []byte) {
+		r.Release(ref)
+		if body == nil {
+			r.Release(contains...)
+			done(Value{}, errNotHere)
+			return
+		}
+		r.store.CountReceived(PathShared, n)
+		done(Value{Body: body, References: contains}, nil)
+	})
+}
+
+var errNotHere = bus.Errorf(bus.CodeNotFound, "the value is not in the shared memory of this host")
+
 // Ready calls done once when the value of a reference is there, with its error if it has one.
 func (r *References) Ready(ref wire.Reference, done func(error)) (cancel func()) {
 	return r.wait(ref, &waiter{ready: true, done: func(_ Value, err error) { done(err) }})

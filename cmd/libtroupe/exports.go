@@ -30,6 +30,7 @@ const (
 	answerFailed = 1
 	answerMore   = 2
 	answerTakes  = 4
+	answerSends  = 8
 )
 
 func main() {} // required by the build mode
@@ -211,8 +212,8 @@ func troupe_push() (status C.int32_t) {
 
 // troupe_answer answers a call that troupe_take has returned. Flags of how: 1, it failed, and the body is a msgpack map
 // {code, message, stack, app, details}; 2, more answers follow at once, and this one may be delayed until then; 4, the
-// caller takes completions next if there are any, which the return value 1 says, and needs no wake-up for them. The
-// body is copied, unless it is in memory of troupe_alloc: then it is handed over. The worker's next call may be in the
+// caller takes completions next if there are any, which the return value 1 says, and needs no wake-up for them; 8, the
+// answer is sent at once, also if the caller would leave it with its worker. The body is copied, unless it is in memory of troupe_alloc: then it is handed over. The worker's next call may be in the
 // queue on return. Status unknown: the call is over.
 //
 //export troupe_answer
@@ -228,7 +229,7 @@ func troupe_answer(call C.uint64_t, how C.int32_t, body *C.char, n C.uint64_t) (
 	known, more, takes := false, false, how&answerTakes != 0
 	c.outbox.together(func() bool {
 		more = c.queue.withoutWake(takes, func() {
-			known = c.incoming.answer(uint64(call), how&answerFailed != 0, c.memory.own(unsafe.Pointer(body), int(n)))
+			known = c.incoming.answer(uint64(call), int32(how), c.memory.own(unsafe.Pointer(body), int(n)))
 		})
 		return !more && how&answerMore == 0
 	})

@@ -80,7 +80,7 @@ func TestPanicInAGoroutineOfAPackageBelow(t *testing.T) {
 
 	_, err = c.answer(t.Context(), "roles", nil)
 	assert.ErrorContains(t, err, "the logger has a bug", "and whatever is asked for is refused")
-	c.incoming.answer(1, false, []byte{0xc0}) // the role does not wait for it
+	c.incoming.answer(1, 0, []byte{0xc0}) // the role does not wait for it
 }
 
 // has reports whether the queue has such a completion.

@@ -54,9 +54,12 @@ func (in *incoming) remove(token uint64) *openCall {
 	return t
 }
 
-// answer passes an answer, which belongs to Go, to its call.
-func (in *incoming) answer(token uint64, failed bool, body []byte) bool {
-	t := in.remove(token)
+// answer passes an answer, which belongs to Go, to its call. how has flags of troupe_answer.
+func (in *incoming) answer(token uint64, how int32, body []byte) bool {
+	t, failed := in.remove(token), how&answerFailed != 0
+	if t != nil && how&answerSends != 0 {
+		actors.SendResult(t.ctx)
+	}
 	if t != nil && t.stop != nil {
 		t.stop()
 	}

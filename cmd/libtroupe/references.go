@@ -20,6 +20,7 @@ import (
 const (
 	putFailed = 1 // the body is an error, as of troupe_answer
 	getReady  = 1 // only whether the value is there
+	getHere   = 2 // only if it lies in the shared memory of this host
 )
 
 // addReport registers a call to whose answers references can be made.
@@ -77,6 +78,17 @@ type referenceCounts struct {
 func (c *core) countReferences(_ context.Context, rt *roles.Runtime, _ runtimeRequest) (referenceCounts, error) {
 	all := rt.References()
 	return referenceCounts{Owned: all.Owned(), Held: all.Held(), Kept: all.Kept()}, nil
+}
+
+// handOverRequest gives the results that this process keeps to their callers, within the timeout.
+type handOverRequest struct {
+	ofRuntime
+	within
+}
+
+func (c *core) handOver(ctx context.Context, rt *roles.Runtime, _ handOverRequest) error {
+	rt.References().HandOver(ctx)
+	return nil
 }
 
 // readReferences reads a list of references of the caller's memory.
@@ -210,7 +222,8 @@ func troupe_place(runtime C.uint64_t, number C.uint64_t, out *C.char, room C.uin
 }
 
 // troupe_get obtains the value of a reference. A completion of kind ANSWER with this token has it, with the references inside it as
-// the meta, each retained once for the receiver. Flags of how: 1, without the value, as soon as it is there. place is what troupe_place gave
+// the meta, each retained once for the receiver. Flags of how: 1, without the value, as soon as it is there; 2, only a large answer that lies in the
+// shared memory of this host, otherwise with an error. place is what troupe_place gave
 // the sender of the reference, or empty. troupe_cancel ends the wait.
 //
 //export troupe_get
@@ -234,11 +247,11 @@ func troupe_get(token, runtime C.uint64_t, owner *C.char, number C.uint64_t, how
 			at = values.BodySource{} // of another version: the owner knows it
 		}
 	}
-	c.get(uint64(token), all, ref, at, how&getReady != 0)
+	c.get(uint64(token), all, ref, at, int32(how))
 	return statusOK
 }
 
-func (c *core) get(token uint64, all *values.References, ref wire.Reference, at values.BodySource, ready bool) {
+func (c *core) get(token uint64, all *values.References, ref wire.Reference, at values.BodySource, how int32) {
 	over := make(chan struct{}) // closed when the value was reported, before the cancellation may be registered
 	report := func(out completion) {
 		close(over)
@@ -258,9 +271,13 @@ func (c *core) get(token uint64, all *values.References, ref wire.Reference, at 
 		report(out)
 	}
 	var cancel func()
-	if ready {
+	switch {
+	case how&getReady != 0:
 		cancel = all.Ready(ref, func(err error) { done(values.Value{}, err) })
-	} else {
+	case how&getHere != 0:
+		all.GetHere(ref, c.memory, done)
+		return
+	default:
 		cancel = all.GetFrom(ref, at, c.memory, done)
 	}
 	c.mu.Lock()

@@ -76,6 +76,7 @@ var ops = map[string]operation{
 	"measured":     does((*core).measured),
 	"show_output":  does((*core).showOutput),
 	"references":   asks((*core).countReferences),
+	"hand_over":    does((*core).handOver),
 	"sessions":     asks((*core).sessions),
 	"serve":        asks((*core).serve),
 	"driver":       asks((*core).driver),

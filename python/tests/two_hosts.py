@@ -83,11 +83,11 @@ class Link:
             return list(args)
         return ["ip", "netns", "exec", self.name, "sh", "-ec", OWN_TMP, "sh", ROOT, *args]
 
-    def crossed(self):
-        """Bytes that have gone from the first host to the second."""
+    def crossed(self, direction="tx"):
+        """Bytes that have gone from the first host to the second, or, with "rx", back."""
         if self.problem:
             return 0
-        with open(f"/sys/class/net/{self.cable}/statistics/tx_bytes") as f:
+        with open(f"/sys/class/net/{self.cable}/statistics/{direction}_bytes") as f:
             return int(f.read())
 
     def remove(self):

@@ -128,8 +128,8 @@ class Reference(Waitable[R]):
             self._codec = self._session.codec(True)
         return self._codec
 
-    def _start(self) -> Pull:
-        return Pull(self._core, lambda token: self._ask(token, 0))
+    def _start(self, how: int = 0) -> Pull:
+        return Pull(self._core, lambda token: self._ask(token, how))
 
     def _read(self, pull: Pull) -> R:
         codec = self._values()

@@ -16,6 +16,7 @@ ALIGN = 64
 ANSWER = 1
 ANSWER_FAILED = 1
 ANSWER_MORE = 2
+ANSWER_SENDS = 8
 ANSWER_TAKES = 4
 CALL = 4
 CALL_COLLECT_ALL = 4
@@ -31,6 +32,7 @@ CAUSE = 4
 COMBINED = 16
 FAILED = 1
 FREED = 9
+GET_HERE = 2
 GET_READY = 1
 KEPT = 64
 LARGE = 65536
@@ -200,6 +202,10 @@ def end_created(*, runtime: int, now: bool | None = None) -> Request:
 
 def flush_output(*, runtime: int) -> Request:
     return Request("flush_output", locals())
+
+
+def hand_over(*, runtime: int, timeout: float | None = None) -> Request:
+    return Request("hand_over", locals())
 
 
 def health(*, cluster: int) -> Request:

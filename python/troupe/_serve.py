@@ -273,17 +273,18 @@ class Server:
             return made.streams.add(value, asyncio.Lock(), made.generators[name])
         return made.streams.add(value, threading.Lock(), made.generators[name])
 
-    def answer(self, token: int, answer: bytes | _codec.Walk) -> None:
+    def answer(self, token: int, answer: bytes | _codec.Walk, how: int = 0) -> None:
+        """Answers a call with an encoded value. how: flags of troupe_answer."""
         n = len(answer)
         if isinstance(answer, bytes) and n <= LARGE:
-            self.say(token, 0, answer, n)
+            self.say(token, how, answer, n)
             return
         try:
             address = _empty.place(self.core, answer)
         except Exception as err:  # out of memory, or a device tensor cannot be copied
             self.fail(token, err)
             return
-        self.say(token, 0, address, n)
+        self.say(token, how, address, n)
 
     def fail(self, token: int, err: BaseException, meta: bytes = b"") -> None:
         """Answers a call with an exception. With the call's metadata, the exception's arguments are encoded like values
@@ -295,8 +296,8 @@ class Server:
         """Handles sys.exit in a method: a driver fails the call and does nothing else."""
         self.fail(token, err, meta)
 
-    def say(self, token: int, failed: int, body: bytes | int, n: int) -> None:
-        if self.lib.troupe_answer(token, self.how | failed, body, n) > 0:
+    def say(self, token: int, how: int, body: bytes | int, n: int) -> None:
+        if self.lib.troupe_answer(token, self.how | how, body, n) > 0:
             self.core.take_now()
 
     # Async methods on an event loop that is not the main thread's.

@@ -315,7 +315,7 @@ def test_the_error_of_a_lost_owner_keeps_its_type_as_an_argument(session):
     @ray.remote(num_cpus=0)
     class Owner:
         def put(self):
-            return [ray.put(np.zeros(1 << 18))]
+            return ray.put(np.zeros(1 << 18)), os.getpid()
 
     @ray.remote(num_cpus=0)
     class Reader:
@@ -328,8 +328,9 @@ def test_the_error_of_a_lost_owner_keeps_its_type_as_an_argument(session):
             return array.sum()
 
     owner, readers = Owner.remote(), [Reader.remote(), AsyncReader.remote()]
-    (ref,) = ray.get(owner.put.remote())
+    ref, pid = ray.get(owner.put.remote())
     ray.kill(owner)
+    eventually(lambda: not os.path.exists(f"/proc/{pid}"), "the process of the owner has ended")
     for reader in readers:
         with pytest.raises(ray.exceptions.OwnerDiedError):
             ray.get(reader.read.remote(ref), timeout=60)

@@ -22,9 +22,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from .. import _call, _codec
+from .. import _call, _codec, _seam
 from .. import worker as _worker
 from .._call import IncomingCall
+from .._future import Asked
 from .._seam import CANCEL
 from .._serve import Object, read_args
 from . import (
@@ -47,6 +48,8 @@ _FUNCTIONS = 512  # unpickled functions that a worker caches
 _RECENT = 4096  # calls whose functions are known for the timeline, about as many as the flight recorder has
 _EXIT = 0
 _GRACE = 4.0  # seconds allowed for the exit functions of an actor without handles
+_HANDED_OVER = 30.0  # seconds allowed for the callers of a process that ends to take its results
+_STAYING = bytes((0x92, _objects.STAYS))  # how an answer begins, encoded, that may stay with this process
 _EXIT_TOLD = 2.0  # seconds allowed for reporting an actor's exit to the control service
 _EXIT_DELAY = 0.1  # seconds until an async actor exits that called exit_actor outside a call
 
@@ -112,6 +115,8 @@ class Call(_context.Task):
                 entry = _objects.Entry("", "")
                 entry.set(kind, value)
             found.append(entry)
+        for entry in found:
+            entry.start_pull()
         return found
 
     def arguments(self, entries: list[_objects.Entry]) -> tuple[list[object], dict[str, object]]:
@@ -248,15 +253,19 @@ class Service:
         return ["ok", os.getpid()]
 
     def exit(self, gentle: bool) -> object:
-        """Ends the process at once. gentle: another thread runs the exit functions first, while this one keeps reading
-        completions for them."""
+        """Ends the process, when the callers have the results that it keeps. gentle: another thread runs the exit
+        functions first, while this one keeps reading completions for them."""
+        with self.host.core.beside():
+            Asked(self.host.core, self.host.handing_over()).add_done_callback(lambda _: self._exit(gentle))
+        return concurrent.futures.Future()  # never completes: the call ends with the process
+
+    def _exit(self, gentle: bool) -> None:
         if not gentle:
             _exit_now()
         threading.Thread(target=end_process, args=(False,), daemon=True).start()
         limit = threading.Timer(_GRACE, _exit_now)
         limit.daemon = True
         limit.start()
-        return concurrent.futures.Future()  # never completes: the call ends with the process
 
     # Objects.
 
@@ -398,6 +407,7 @@ class Service:
     def _system_exit(self, err: SystemExit) -> object:
         if err.code == 0:
             tell_exit("the exit code is 0")
+        _hand_over()
         _worker.end_process(err)
 
     def function_of(self, call: Call) -> Any:
@@ -439,8 +449,10 @@ class Service:
         try:
             if not call.returns or (call.returns == 1 and not inspect.isgenerator(value)):
                 frame, contents = _serialize.dumps(value if call.returns else None)
-                if contents is not _serialize.EMPTY:
+                if contents.refs or contents.handles:
                     self.host.state.store.linger(contents)
+                elif _serialize.size(frame) >= _objects.SHARED_SIZE:
+                    return [_objects.STAYS, frame]
                 return [_objects.VALUE, frame]
             values = list(value) if hasattr(value, "__iter__") else [value]
             if len(values) != call.returns:
@@ -638,17 +650,19 @@ def _found(entry: _objects.Entry) -> list[object]:
 
 
 def fetch(store: _objects.Store, id: str, again: bool) -> object:
-    """Returns an owned object for another process: [kind, frame] or a future of it. again: the worker that stored the
-    value has died."""
+    """Returns an owned object for another process: [kind, frame] or a future of it. again: the other process could not
+    read the value at the worker that holds it."""
     entry = store.entries.get(id)
     if entry is None:
         return [_objects.ERROR, _objects._dump_error(exceptions.ReferenceCountingAssertionError(id))]
-    if again:
-        entry.lent_ref = None
-    if entry._done:
+    if entry._done and not again:
         return _found(entry)
     future: concurrent.futures.Future[Any] = concurrent.futures.Future()
-    entry.on_done(functools.partial(_answer_fetch, entry, future))
+    answer = functools.partial(_answer_fetch, entry, future)
+    if again:
+        entry.fetch_copy(answer)
+    else:
+        entry.on_done(answer)
     return future
 
 
@@ -752,6 +766,7 @@ def end_process(tell: bool = True) -> None:
     _ending.acquire()
     if tell:
         tell_exit("exit_actor() is called: the user requested to exit the actor")
+        _hand_over()
     state = _state.current()
     shutdown = (
         getattr(state.host.instance, "__ray_shutdown__", None) if state is not None and state.host is not None else None
@@ -767,6 +782,17 @@ def end_process(tell: bool = True) -> None:
         traceback.print_exc()
     _flush()
     os._exit(_EXIT)
+
+
+def _hand_over() -> None:
+    """Gives the results that this process keeps to their callers."""
+    state = _state.current()
+    if state is None or state.host is None:
+        return
+    try:
+        state.host.core.ask(state.host.handing_over()).get()
+    except Exception:
+        pass  # the session has ended
 
 
 def _exit_now() -> None:
@@ -886,6 +912,16 @@ class RayHost(_worker.Host):
         args, _ = read_args(self.codec, body)
         self.service.recent.append((meta, args[1], args[0]))
         self.service.begin(token, bytes.fromhex(call.method[5:]).decode(), args)
+
+    def handing_over(self) -> _seam.Request:
+        """Returns the request to give the results that this process keeps to their callers."""
+        return _seam.hand_over(runtime=self.session.id, timeout=_HANDED_OVER)
+
+    def answer(self, token: int, answer: bytes | _codec.Walk, how: int = 0) -> None:
+        """Answers a call with a large value, which its caller gets at once unless it may stay."""
+        head = answer if isinstance(answer, bytes) else answer.pieces()[0]
+        may_stay = bytes(head[:2]) == _STAYING
+        super().answer(token, answer, how if may_stay else how | _seam.ANSWER_SENDS)
 
     def reply(self, token: int, value: object) -> None:
         """Answers a call; any thread except the main one may call it."""

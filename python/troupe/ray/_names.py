@@ -26,7 +26,11 @@ NAMES: dict[str, list[tuple[str, str, str]]] = {
         ("method", SAME, "num_returns, concurrency_group"),
         ("get", SAME, "values are copies of their own; large arrays are read-only, as in Ray"),
         ("put", SAME, "the value stays in the process that put it, and ends with it"),
-        ("wait", SAME, ""),
+        (
+            "wait",
+            DIFFERENT,
+            "a large value of another host is ready when it exists there; with fetch_local it begins to come then",
+        ),
         ("cancel", SAME, ""),
         ("kill", SAME, ""),
         ("get_actor", SAME, ""),

@@ -17,7 +17,7 @@ import select
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from .. import _codec, _core, _errors, _reference, _seam
@@ -30,7 +30,7 @@ from ._serialize import Frame
 
 _POLITE = 0.001  # seconds the reader thread leaves a completion to threads that wait for one
 _LATE = 0.05  # seconds between polls for completions while calls are pending but no object is watched
-_SHARED = 1 << 20  # values of at least this many bytes are stored once and shared by all receivers
+SHARED_SIZE = 1 << 20  # values of at least this many bytes are stored once and shared by all receivers
 _GRACE = 2.0  # seconds a sent value's references and handles are kept after the receiver has it
 _BORROWER_CHECK = 10.0  # seconds between liveness checks of the processes that borrow objects from this one
 
@@ -43,7 +43,11 @@ SHARED, LENT, SEVERAL = (
     5,
 )  # answers: a Troupe reference to the value; one to a result still held by its worker; several frames
 PLAIN = 6  # answers: the value itself
+STAYS = 7  # answers: a large value, which may stay with its worker
 FIRST = "01000000"  # the suffix of the object id of a task's first result
+
+
+_taking = threading.Lock()  # guards the end of fetches: several threads may wait for one
 
 
 class Entry:
@@ -58,7 +62,9 @@ class Entry:
     lent_ref: Any = None
     kept: Any = None  # keeps alive the references and handles in the frame; of a failed call: its UnreadError
     call: Any = None  # the pending call or task that produces this object
+    producer: Any = None  # a task that can produce the value again, while only its worker has it
     fetching = False
+    pull: Any = None  # the fetch of the frame from a core, while it is under way
 
     def __init__(self, id: str, owner: str) -> None:
         self.id, self.owner = id, owner
@@ -105,7 +111,7 @@ class Entry:
             and self._done
             and self.body is not None
             and self.kind == VALUE
-            and _serialize.size(self.body) >= _SHARED
+            and _serialize.size(self.body) >= SHARED_SIZE
         ):
             state = _state.current()
             if state is not None and self.owner == state.store.process:
@@ -122,7 +128,7 @@ class Entry:
     def set_result(self, frame: Frame, ref: object) -> None:
         """Sets the result of a call made by this process. ref, if given, refers to the answer held by the worker. The
         frame lies in memory that this process has mapped, so it outlives the worker."""
-        if ref is not None and _serialize.size(frame) >= _SHARED:
+        if ref is not None and _serialize.size(frame) >= SHARED_SIZE:
             self.lent_ref = ref
         self.set(VALUE, frame)
 
@@ -139,50 +145,78 @@ class Entry:
         for wake in list(self._waiters):
             wake()
 
-    def _pull(self) -> Any:
-        return (self.value_ref or self.lent_ref)._start()
+    def start_pull(self) -> Any:
+        """Starts to fetch the frame from the core that holds it, unless a fetch is under way. Returns None if there is
+        nothing to fetch."""
+        pull, ref = self.pull, self.value_ref or self.lent_ref
+        if pull is None and self._done and self.body is None and ref is not None:
+            pull = self.pull = ref._start()
+        return pull
 
-    def fetched(self, pull: object) -> bool:
-        """Takes the frame fetched by the core. Returns False if the frame was lost with its worker; the entry is then
-        fetched again from the owner."""
-        ref = self.value_ref or self.lent_ref
-        try:
-            kind, frame = ref._read(pull)
-        except _errors.Error:
-            if self.value_ref is not None:
-                raise exceptions.OwnerDiedError(self.id, self.owner) from None
-            self.lent_ref, self._done, self.fetching = None, False, False
+    def fetched(self, pull: Any) -> None:
+        """Takes the frame fetched by a core. If it was lost with its worker, the entry is computed or fetched from the
+        owner again, or gets an error."""
+        with _taking:
+            if self.pull is not pull:
+                return
+            self.pull = None
+            try:
+                _, frame = (self.value_ref or self.lent_ref)._read(pull)
+            except _errors.Error:
+                if self.value_ref is not None:
+                    raise exceptions.OwnerDiedError(self.id, self.owner) from None
+                self.lent_ref, self._done, self.fetching = None, False, False
+                producer, self.producer = self.producer, None
+            else:
+                if inside := _serialize.held(frame):
+                    self.kept = (self.kept, inside)
+                self.body, self.producer = frame, None
+                return
+        state = _state.current()
+        if state is not None and self.owner != state.store.process:
             start_fetch(self, again=True)
-            return False
-        if self.body is None:
-            self.kind = kind
-            if inside := _serialize.held(frame):
-                self.kept = (self.kept, inside)
-            self.body = frame
-        return True
+        elif producer is None or not producer.run_again(self):
+            self.set_error(exceptions.ObjectLostError(self.id, self.owner))
 
-    def load(self) -> None:
-        """Waits for the frame of a value that a core holds."""
+    def fetch_copy(self, do: Callable[[], None]) -> None:
+        """Calls do when this process has the frame that a worker holds, or has lost it for good."""
+        pull = self.start_pull()
+
+        def here() -> None:
+            if pull is not None:
+                self.fetched(pull)
+            if self.body is not None:
+                self.lent_ref = None
+            self.on_done(do)
+
+        if pull is None:
+            here()
+        else:
+            pull.when_done(here)
+
+    def load(self, deadline: float | None = None) -> None:
+        """Waits for the frame of a value that a core holds. Raises GetTimeoutError at the deadline."""
         core = _core.get()
         while self.body is None:
-            pull = self._pull()
-            core.wait(pull, None)
-            if not self.fetched(pull):
-                core.wait(self, None)
+            pull = self.start_pull()
+            if not core.wait(self if pull is None else pull, deadline):
+                raise exceptions.GetTimeoutError(f"Get timed out: object {self.id} has not arrived.")
+            if pull is not None:
+                self.fetched(pull)
 
     async def aload(self) -> None:
         """Does what load does, for event loops. Returns at once if the frame is already local."""
         core = _core.get()
         while self.body is None:
-            pull = self._pull()
-            await _core.wait_in_loop(core, pull)
-            if not self.fetched(pull):
-                await _core.wait_in_loop(core, self)
+            pull = self.start_pull()
+            await _core.wait_in_loop(core, self if pull is None else pull)
+            if pull is not None:
+                self.fetched(pull)
 
-    def value(self) -> Any:
-        """Returns the value, or raises the stored exception."""
+    def value(self, deadline: float | None = None) -> Any:
+        """Returns the value, or raises the stored exception. Raises GetTimeoutError at the deadline."""
         if self.body is None:
-            self.load()
+            self.load(deadline)
         value = _serialize.loads(self.body)
         if self.kind == ERROR:
             self.handled()
@@ -753,16 +787,34 @@ class _Sweeper:
 _sweeper = _Sweeper()
 
 
-def set_results(entries: list[Entry], kind: int, answer: Any, kept: Mapping[int, _reference.Reference] | None) -> None:
-    """Sets the entries of a call's results from its answer. kept: by rank, the reference to a large answer, which its
-    worker keeps."""
+def when_answered(future: Any, do: Callable[[Callable[[], tuple[int, Any, Any]]], None]) -> None:
+    """Calls do(read) when a call is over, on the thread that reads completions. read() returns the kind of the answer,
+    the answer, and a reference if its worker holds it, or raises the error of the call. An answer that is not in the
+    shared memory of this host stays with its worker: the kind is LENT."""
+
+    def over(_: object) -> None:
+        kept = future._kept
+        if not kept:
+            do(lambda: (*future._get(), None))
+            return
+        ref = next(iter(kept.values()))
+        pull = ref._start(_seam.GET_HERE)
+        pull.when_done(lambda: do(lambda: (LENT, None, ref) if pull.flags & _seam.FAILED else (*ref._read(pull), ref)))
+
+    future.add_done_callback(over)
+
+
+def set_results(entries: list[Entry], kind: int, answer: Any, ref: object) -> None:
+    """Sets the entries of a call's results from what when_answered has read."""
     if kind == SEVERAL:
         for entry, frame in zip(entries, answer, strict=False):
             entry.set(VALUE, frame)
     elif kind == PLAIN:
         entries[0].set(VALUE, (answer,), ())
+    elif kind == LENT:
+        entries[0].set_reference(ref, (), lent=True)
     else:
-        entries[0].set_result(answer, next(iter(kept.values()), None) if kept else None)
+        entries[0].set_result(answer, ref)
 
 
 def start_fetch(entry: Entry, again: bool = False) -> None:
@@ -834,7 +886,7 @@ def put(value: object, *, _owner: object = None, _tensor_transport: object = Non
         raise could_not_serialize(f"the put value {value!r}", value) from None
     if type(frame) is not list or not frame[1]:
         entry.set(VALUE, frame, contents)
-    elif _serialize.size(frame) < _SHARED:
+    elif _serialize.size(frame) < SHARED_SIZE:
         _serialize.copy_buffers(frame)
         entry.set(VALUE, frame, contents)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Sequence
@@ -39,6 +40,8 @@ def get(refs: object, *, timeout: float | None = None, _use_object_store: bool =
             else:
                 with state.blocked():
                     _core.get().wait(entry, None)
+        if entry.body is None:
+            _load(state, [entry], None)
         return entry.value()
     if isinstance(refs, list) and refs and hasattr(refs[0], "_ray_get"):
         return _get_each(refs, timeout)
@@ -67,12 +70,14 @@ def _get_all(state: _state.State, refs: Sequence[ObjectRef], timeout: float | No
     if timeout is not None and timeout < 0:
         raise ValueError(f"timeout must be at least 0, not {timeout}")
     entries = [r._entry for r in refs]
+    deadline = None if timeout is None else time.monotonic() + timeout
     missing = [e for e in entries if not e._done]
     if missing:
         for entry in missing:
             start_fetch(entry)
-        _await_entries(state, entries, timeout)
+        _await_entries(state, entries, deadline, timeout)
     try:
+        _load(state, [e for e in itertools.takewhile(_is_no_error, entries) if e.body is None], deadline)
         return [e.value() for e in entries]
     except BaseException:
         for entry in entries:
@@ -80,10 +85,23 @@ def _get_all(state: _state.State, refs: Sequence[ObjectRef], timeout: float | No
         raise
 
 
-def _await_entries(state: _state.State, entries: list[Entry], timeout: float | None) -> None:
+def _is_no_error(entry: Entry) -> bool:
+    return entry.kind != ERROR
+
+
+def _load(state: _state.State, entries: list[Entry], deadline: float | None) -> None:
+    """Waits until this process has the frames of entries that are done, which come all at once."""
+    for entry in entries:
+        entry.start_pull()
+    if entries:
+        with state.blocked():
+            for entry in entries:
+                entry.load(deadline)
+
+
+def _await_entries(state: _state.State, entries: list[Entry], deadline: float | None, timeout: float | None) -> None:
     """Waits for the entries in order, until all are done or one has failed."""
     core = _core.get()
-    deadline = None if timeout is None else time.monotonic() + timeout
     if _context.current.get() is None:
         _wait_for(core, entries, deadline, timeout)
         return
@@ -103,7 +121,8 @@ def wait(
     refs: object, *, num_returns: int = 1, timeout: float | None = None, fetch_local: bool = True
 ) -> tuple[list[object], list[object]]:
     """Returns (ready, others), both in the order of the list; ready has at most num_returns references. A generator is
-    ready when its next reference is, and at its end."""
+    ready when its next reference is, and at its end. Large values of other hosts begin to come here, unless fetch_local
+    is false."""
     state = _state.require()
     if isinstance(refs, ObjectRef):
         raise TypeError("wait() expected a list of ray.ObjectRef or ObjectRefGenerator, got a single ray.ObjectRef")
@@ -132,6 +151,8 @@ def wait(
         _core.get().look()
         _await_some(state, entries, num_returns, deadline)
     ready = [r for r, e in zip(refs, entries, strict=True) if e._done][:num_returns]
+    for ref in ready if fetch_local else ():
+        ref._entry.start_pull()
     chosen = set(ready)
     return ready, [r for r in refs if r not in chosen]
 

@@ -10,12 +10,12 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import cloudpickle
 
-from .. import _core, _errors, _reference, _seam
+from .. import _core, _errors, _seam
 from .._cluster import WorkerHandle
 from .._future import Future, Waitable
 from . import (
@@ -698,10 +698,7 @@ class Answer(Future):
         call = self.call
         if call is None:
             return
-        if self._kept:  # a large answer must be fetched first
-            self._when_fetched(call.answered)
-        else:
-            call.answered(self)
+        _objects.when_answered(self, call.answered)
         self.call = None
 
 
@@ -816,13 +813,14 @@ class Pending:
         if type(self.frame) is tuple:
             self.frame = pickle.dumps((self.frame, {}), 5)
 
-    def answered(self, future: object) -> None:
-        """Handles the answer. Called by the thread that reads completions or by the one that sent the call."""
-        self.client._answered(self, future)
+    def answered(self, read: Callable[[], tuple[int, Any, Any]]) -> None:
+        """Handles the answer, as of when_answered. Called by the thread that reads completions or by the one that sent
+        the call."""
+        self.client._answered(self, read)
 
     def await_answer(self, future: Waitable) -> None:
         """Attaches the future of a call that was sent as part of a group call."""
-        future._when_fetched(self.answered)
+        _objects.when_answered(future, self.answered)
 
     def cancel(self, force: bool, recursive: bool) -> None:
         self.client.cancel(self, force, recursive)
@@ -1128,23 +1126,22 @@ class Client:
         call.pickle_arguments()
         return method, [call.id, options.method, call.frame, dependencies(call.refs), options.returns, extra]
 
-    def _answered(self, call: Pending, future: Any) -> None:
+    def _answered(self, call: Pending, read: Callable[[], tuple[int, Any, Any]]) -> None:
         try:
-            kind, answer = future._get()
+            kind, answer, ref = read()
         except _errors.Error as err:
             self._lost(call, err)
             return
         except BaseException as err:
             call.fail_with(exceptions.RaySystemError(str(err)))
             return
-        self._take(call, kind, answer, future._kept)
+        self._take(call, kind, answer, ref)
 
-    def _take(self, call: Pending, kind: int, answer: Any, kept: Mapping[int, _reference.Reference] | None) -> None:
-        """Completes the objects of a call with its answer, or retries the call. kept: by rank, the references to a
-        large answer."""
+    def _take(self, call: Pending, kind: int, answer: Any, ref: object) -> None:
+        """Completes the objects of a call with its answer, as of when_answered, or retries the call."""
         if kind == PLAIN:
             call.entries[0].set(VALUE, (answer,), ())
-        elif kind == VALUE and not kept:
+        elif kind == VALUE:
             call.entries[0].set(VALUE, answer)
         elif kind == ERROR:
             if call.retries and _options.is_retried(answer, call.options.retried):
@@ -1152,7 +1149,7 @@ class Client:
                 return
             call.fail(answer)
         else:
-            _objects.set_results(call.entries, kind, answer, kept)
+            _objects.set_results(call.entries, kind, answer, ref)
         if call.contents is not _serialize.EMPTY:
             state = _state.current()
             if state is not None:

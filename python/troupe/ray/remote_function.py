@@ -9,19 +9,20 @@ import json
 import os
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
 
 from .. import _errors
-from . import _context, _generators, _infeasible, _objects, _options, _peers, _state, exceptions
-from ._objects import ERROR, Entry, ObjectRef
+from . import _context, _generators, _infeasible, _objects, _options, _peers, _serialize, _state, exceptions
+from ._objects import ERROR, LENT, Entry, ObjectRef
 from ._serialize import Frame
 from .actor import check_arguments, dependencies, module_of, split_arguments
 from .util.placement_group import check_fits
 
 _MOST_REQUESTS = 64  # lease requests of one shape that a process has pending at once
+_AGAIN = 1 << 20  # bytes of arguments up to which a task can be run again when its result is lost
 _RETRIES = 3  # default number of retries of a task whose worker died
 
 
@@ -189,6 +190,21 @@ class Task:
     def fail_with(self, error: BaseException) -> None:
         self.fail(_objects._dump_error(error))
 
+    def can_run_again(self) -> bool:
+        """Returns whether the task may run again if its result is lost. Large arguments are not kept for that."""
+        return self.retries > 0 and not self.cancelled and _serialize.size(self.frame) < _AGAIN
+
+    def run_again(self, entry: Entry) -> bool:
+        """Computes a lost result again. Returns False if the session has ended."""
+        state = _state.current()
+        if state is None:
+            return False
+        self.retries -= 1
+        self.entries = [entry]
+        entry.call = self
+        submitter_of(state).submit(self)
+        return True
+
     def cancel(self, force: bool, recursive: bool) -> None:
         self.cancelled = True
         state = _state.current()
@@ -335,12 +351,19 @@ class Submitter:
         except _errors.Error as err:
             self._lost(task, lease, err)
             return
-        future._when_fetched(lambda done: self._answered(task, lease, found, handle, done))
+        _objects.when_answered(future, lambda read: self._answered(task, lease, found, handle, read))
         _objects.sent()
 
-    def _answered(self, task: Task, lease: str, found: dict[str, Any], handle: Any, future: Any) -> None:
+    def _answered(
+        self,
+        task: Task,
+        lease: str,
+        found: dict[str, Any],
+        handle: Any,
+        read: Callable[[], tuple[int, Any, Any]],
+    ) -> None:
         try:
-            kind, answer = future._get()
+            kind, answer, ref = read()
         except _errors.Error as err:
             self._lost(task, lease, err)
             return
@@ -354,9 +377,12 @@ class Submitter:
         if kind == ERROR:
             task.fail(answer)
         else:
-            _objects.set_results(task.entries, kind, answer, future._kept)
-        self.state.store.linger(task.contents)
-        task.contents, task.refs, task.frame = None, [], []
+            _objects.set_results(task.entries, kind, answer, ref)
+        if kind == LENT and task.can_run_again():
+            task.entries.pop().producer = task
+        else:
+            self.state.store.linger(task.contents)
+            task.contents, task.refs, task.frame = None, [], []
         if task.once:
             self.state.control.notify("end_lease", lease, True)
             self._retry_requests(task)
