@@ -92,10 +92,13 @@ func (h *Hosts) CommandIn(dir, name string, args ...string) *exec.Cmd {
 	return h.Command("unshare", append([]string{"--mount", "sh", "-c", script, dir, name}, args...)...)
 }
 
-// SentToSecond counts the bytes that the link has carried to the second host.
-func (h *Hosts) SentToSecond() int64 {
+// SentToSecond counts the bytes that the link has carried to the second host, and ReceivedFromSecond those from there.
+func (h *Hosts) SentToSecond() int64       { return h.carried("tx_bytes") }
+func (h *Hosts) ReceivedFromSecond() int64 { return h.carried("rx_bytes") }
+
+func (h *Hosts) carried(direction string) int64 {
 	h.t.Helper()
-	text, err := os.ReadFile(filepath.Join("/sys/class/net", h.cable, "statistics/tx_bytes"))
+	text, err := os.ReadFile(filepath.Join("/sys/class/net", h.cable, "statistics", direction))
 	if err != nil {
 		h.t.Fatal(err)
 	}

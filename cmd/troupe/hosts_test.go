@@ -63,13 +63,14 @@ func meet(ctx context.Context) (string, error) {
 }
 
 // joinFrom starts an agent on the other host.
-func joinFrom(t *testing.T, h *bustest.Hosts, u *shell, head readyHead, name string) *exec.Cmd {
+func joinFrom(t *testing.T, h *bustest.Hosts, u *shell, head readyHead, name string, env ...string) *exec.Cmd {
 	token, err := os.ReadFile(head.TokenFile)
 	require.NoError(t, err)
 	url := strings.Replace(head.URL, "127.0.0.1", h.Near, 1)
 	cmd := h.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), argsEnv+"="+strings.Join([]string{"join", url, "--name", name, "--gpus", "sim:1x4"}, "\n"),
 		"TROUPE_TOKEN="+strings.TrimSpace(string(token)), "TROUPE_FINGERPRINT="+head.Fingerprint, "XDG_STATE_HOME="+t.TempDir())
+	cmd.Env = append(cmd.Env, env...)
 	cmd.Stderr = t.Output()
 	bustest.Tie(cmd, syscall.SIGTERM)
 	require.NoError(t, cmd.Start())
