@@ -15,7 +15,7 @@ export CGO_CFLAGS ?= -O2 -Wno-deprecated-declarations
 
 .PHONY: help build demo test go-test race lint go-lint verify heavy fuzz soak clean version man release wheel
 .PHONY: python python-test python-test-core python-test-ray python-lint browser-test gpu-check
-.PHONY: bench bench-check bench-python bench-ray bench-output bench-device memory-python
+.PHONY: bench bench-check bench-python bench-ray bench-ray-hosts bench-output bench-device memory-python
 .PHONY: adapters-check adapters-measure frameworks
 .PHONY: upgrade-check crash-model chaos one-book soak-pipeline soak-rollouts shm-faults placement-histories
 
@@ -125,6 +125,9 @@ bench-python: ## calls from Python, one JSON object a line; ROWS=call_1_1,create
 
 bench-ray: ## troupe.ray beside Troupe's own API and Ray: ROWS=call_1_1,create_8 picks, RAY_PYTHON=… has Ray, JSON=1 for one JSON object a line
 	@RAY_PYTHON=$(RAY_PYTHON) $(VENV)/bin/python benchmarks/python/bench_ray.py $(if $(ROWS),--rows $(ROWS)) $(if $(JSON),--json)
+
+bench-ray-hosts: ## large values of troupe.ray between network namespaces, beside Ray: RAY_PYTHON=… has Ray, ROWS=result,forward, ROUNDS=10; needs root
+	@RAY_PYTHON=$(RAY_PYTHON) $(VENV)/bin/python benchmarks/python/ray_hosts.py $(if $(ROWS),--rows $(ROWS)) $(if $(ROUNDS),--rounds $(ROUNDS))
 
 bench-output: ## how much 32 ranks that print 1,000 lines a second each slow down calls
 	@TROUPE_BENCH_QUIET=1 $(VENV)/bin/python benchmarks/python/output.py
