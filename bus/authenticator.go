@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"maps"
 	"math/bits"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -28,6 +29,7 @@ type authenticator struct {
 	mu      sync.Mutex // guards what follows
 	opened  bool       // credentials are accepted
 	revoked map[string]struct{}
+	teams   map[string]time.Time // credentials of teams that were issued by command: when they expire
 }
 
 // Check is called by the server for each connection.
@@ -45,7 +47,10 @@ func (a *authenticator) Check(client server.ClientAuthentication) bool {
 		return true
 	}
 	c, err := VerifyCredential(a.token, opts.Token, time.Now())
-	if err != nil || !a.accepts(c.ID) {
+	if err == nil {
+		c.Expires, err = a.accept(c)
+	}
+	if err != nil {
 		return false
 	}
 	r, _ := c.rights() // Verify has checked the kind
@@ -56,37 +61,70 @@ func (a *authenticator) Check(client server.ClientAuthentication) bool {
 		Publish:   &server.SubjectPermission{Allow: append(r.Publish, nothing), Deny: r.PublishNot},
 		Subscribe: &server.SubjectPermission{Allow: append(r.Hear, nothing)},
 	}})
-	return a.accepts(c.ID) // again: a revocation before the registration has not found this connection
+	_, err = a.accept(c)
+	return err == nil // again: a revocation before the registration has not found this connection
 }
 
 func equal(a, b string) bool { return subtle.ConstantTimeCompare([]byte(a), []byte(b)) == 1 }
 
-func (a *authenticator) accepts(id string) bool {
+// accept refuses a credential that is revoked, and returns when its connection ends. That of a team's worker ends with the team's.
+func (a *authenticator) accept(c Credential) (until time.Time, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	_, revoked := a.revoked[id]
-	return a.opened && !revoked
+	team := teamOf(c.ID)
+	_, revoked := a.revoked[c.ID]
+	if _, too := a.revoked[team]; revoked || too || !a.opened {
+		return until, Errorf(CodeRefused, "the credential is revoked")
+	}
+	if until = c.Expires; c.Kind != TeamCredential || team == c.ID {
+		return until, nil
+	}
+	end, known := a.teams[team]
+	switch {
+	case !known, !end.IsZero() && !time.Now().Before(end):
+		return until, Errorf(CodeRefused, "the team's credential has ended")
+	case until.IsZero(), !end.IsZero() && end.Before(until):
+		until = end
+	}
+	return until, nil
 }
 
-// revoke replaces the set of revoked credentials, and ends the connections of those that are new in it.
-func (a *authenticator) revoke(ids map[string]struct{}) {
+// revoke replaces the set of revoked credentials, and ends the connections of those that are new in it, and of the workers of such teams.
+func (a *authenticator) revoke(ids map[string]struct{}, teams map[string]time.Time) {
 	a.mu.Lock()
 	before := a.revoked
-	a.opened, a.revoked = true, maps.Clone(ids)
+	a.opened, a.revoked, a.teams = true, maps.Clone(ids), maps.Clone(teams)
 	a.mu.Unlock()
-	for id := range ids {
-		if _, old := before[id]; old {
-			continue
-		}
-		list, err := a.srv.Connz(&server.ConnzOptions{Username: true, User: id, State: server.ConnOpen})
+	fresh := func(id string) bool {
+		_, now := ids[id]
+		_, old := before[id]
+		return now && !old
+	}
+	if !slices.ContainsFunc(slices.Collect(maps.Keys(ids)), fresh) {
+		return
+	}
+	var ended []uint64
+	for offset := 0; ; offset += connzPage {
+		list, err := a.srv.Connz(&server.ConnzOptions{Username: true, Offset: offset, Limit: connzPage, State: server.ConnOpen})
 		if err != nil {
-			continue // the server is ending
+			return // the server is ending
 		}
 		for _, conn := range list.Conns {
-			_ = a.srv.DisconnectClientByID(conn.Cid) // it may be gone
+			if id := conn.AuthorizedUser; fresh(id) || fresh(teamOf(id)) {
+				ended = append(ended, conn.Cid)
+			}
+		}
+		if len(list.Conns) < connzPage {
+			break
 		}
 	}
+	for _, cid := range ended {
+		_ = a.srv.DisconnectClientByID(cid) // it may be gone
+	}
 }
+
+// connzPage is how many connections are looked at together.
+const connzPage = 1024
 
 // heard counts a line of the server's log that tells of something that a credential does not permit. It reports whether the line is one of
 // those that are not logged: the first, the second, the fourth, … are.
@@ -100,18 +138,23 @@ func (a *authenticator) heard(log *slog.Logger, msg string) bool {
 	return true
 }
 
-// AcceptCredentials has the embedded server accept credentials, except those of these ids, and ends their connections. Before the first
-// call it accepts its token alone. It does nothing without an embedded server with a token.
-func (b *Bus) AcceptCredentials(revoked map[string]struct{}) {
+// AcceptCredentials has the embedded server accept credentials, except those of these ids, and ends their connections. Those of a team's workers
+// are accepted while the team's own is among teams, with the time when it expires; zero: never. Before the first call the server accepts its
+// token alone. It does nothing without an embedded server with a token.
+func (b *Bus) AcceptCredentials(revoked map[string]struct{}, teams map[string]time.Time) {
 	if b.srv != nil && b.srv.auth != nil {
-		b.srv.auth.revoke(revoked)
+		b.srv.auth.revoke(revoked, teams)
 	}
 }
 
 // AcceptsCredential reports whether a credential that is otherwise valid has not been revoked, as far as this process knows: only the process
 // of an embedded server knows of revocations.
 func (b *Bus) AcceptsCredential(id string) bool {
-	return b.srv == nil || b.srv.auth == nil || b.srv.auth.accepts(id)
+	if b.srv == nil || b.srv.auth == nil {
+		return true
+	}
+	_, err := b.srv.auth.accept(Credential{ID: id})
+	return err == nil
 }
 
 // Denied counts what clients of the embedded server have tried that their credentials do not permit.

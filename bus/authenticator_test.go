@@ -30,9 +30,9 @@ func TestRevokedWhileConnecting(t *testing.T) {
 	b, err := Open(t.Context(), Config{Server: ServerConfig{Token: token}})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, b.Close()) }()
-	b.AcceptCredentials(nil)
+	b.AcceptCredentials(nil, nil)
 	text, c, err := Credential{Kind: WorkerCredential, Namespace: "run"}.Issue(token)
 	require.NoError(t, err)
 	require.True(t, b.srv.auth.Check(connecting{text, func() {}}))
-	require.False(t, b.srv.auth.Check(connecting{text, func() { b.AcceptCredentials(map[string]struct{}{c.ID: {}}) }}))
+	require.False(t, b.srv.auth.Check(connecting{text, func() { b.AcceptCredentials(map[string]struct{}{c.ID: {}}, nil) }}))
 }

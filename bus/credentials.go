@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 )
@@ -15,6 +16,7 @@ type CredentialKind string
 
 // The kinds. The token of the head has no kind: it may do everything.
 const (
+	TeamCredential   CredentialKind = "team"   // of the drivers of one namespace, and of their workers
 	WorkerCredential CredentialKind = "worker" // of one worker process, in one namespace
 	ViewerCredential CredentialKind = "viewer" // reading the page and the metrics; no connection to the bus
 	PageCredential   CredentialKind = "page"   // of a browser that has shown the token: the cookie of the page
@@ -25,7 +27,7 @@ const (
 type Credential struct {
 	ID        string         `json:"id"`
 	Kind      CredentialKind `json:"kind"`
-	Namespace string         `json:"namespace,omitempty"` // of a worker
+	Namespace string         `json:"namespace,omitempty"` // of a team or a worker
 	Name      string         `json:"name,omitempty"`      // what it is for, for lists
 	Issued    time.Time      `json:"issued"`
 	Expires   time.Time      `json:"expires,omitzero"` // zero: never
@@ -50,11 +52,19 @@ func CredentialRights() []Rights {
 	const run = tokenRoot + ".<namespace>"
 	// Subjects of streams: the server's acknowledgement goes to any subject that a message names as its reply, keys of buckets among them.
 	stored := []string{run + ".*.*.log.*", run + ".@pipeline.>", run + ".@rollouts.>"}
+	said := append(stored, run+".*.*.exit", run+".*.*.output") // agents say these
 	return []Rights{
+		{
+			Kind: TeamCredential, For: "the drivers of one namespace, and their workers",
+			Publish:    []string{run + ".>", tokenRoot + ".@placement.request.<namespace>", doorsRoot + ".<namespace>.<id>.>"},
+			PublishNot: append(slices.Clone(said), run+".@sessions"), // the control service acts with the head's rights
+			Hear:       []string{run + ".>", tokenRoot + ".@placement.event.<namespace>"},
+			HTTP:       "nothing",
+		},
 		{
 			Kind: WorkerCredential, For: "one worker process",
 			Publish:    []string{run + ".>"},
-			PublishNot: append(stored, run+".*.*.exit", run+".*.*.output", run+".*.*.owner"), // its agent says these; drivers alone resize roles
+			PublishNot: append(said, run+".*.*.owner"), // drivers alone resize roles
 			Hear:       []string{run + ".>", "_INBOX_<id>.>"},
 			HTTP:       "nothing",
 		},
@@ -87,9 +97,9 @@ const (
 
 func (c Credential) check() error {
 	if _, ok := c.rights(); !ok {
-		return Errorf(CodeInvalid, "credential: the kind %q is not known; give %s or %s", c.Kind, ViewerCredential, WorkerCredential)
+		return Errorf(CodeInvalid, "credential: the kind %q is not known; give %s, %s or %s", c.Kind, TeamCredential, ViewerCredential, WorkerCredential)
 	}
-	if c.Kind == WorkerCredential {
+	if c.Kind == WorkerCredential || c.Kind == TeamCredential {
 		if err := CheckName("namespace", c.Namespace); err != nil {
 			return err
 		}
@@ -180,8 +190,29 @@ func ownCredential(token string) (Credential, bool) {
 	return c, err == nil && c.check() == nil
 }
 
-// inboxPrefix keeps the answers to a credential's requests from the others: nobody else may hear them.
-func (c Credential) inboxPrefix() string { return "_INBOX_" + c.ID }
+// ForWorker is the credential of a worker of the team whose credential has this id. It ends with that one, which is not used to make it: the
+// agent of the worker does.
+func ForWorker(team, namespace string) Credential {
+	return Credential{Kind: TeamCredential, ID: team + workerMark + NewID(), Namespace: namespace}
+}
+
+// workerMark separates the id of a team's credential from what is added for a worker of the team.
+const workerMark = "-"
+
+// teamOf is the id of the credential from which that of a worker is made; the id itself for any other.
+func teamOf(id string) string {
+	team, _, _ := strings.Cut(id, workerMark)
+	return team
+}
+
+// inboxPrefix is where the answers to a credential's requests go. Nobody else may hear those of a worker; those of a team lie in its namespace,
+// where the others of the team may answer.
+func (c Credential) inboxPrefix() string {
+	if c.Kind == TeamCredential {
+		return tokenRoot + "." + c.Namespace + "." + tokenReply + "." + c.ID
+	}
+	return "_INBOX_" + c.ID
+}
 
 // IssueCredential is Issue with the token of this connection, or of the embedded server.
 func (b *Bus) IssueCredential(c Credential) (string, Credential, error) { return c.Issue(b.cfg.Token) }

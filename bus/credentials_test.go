@@ -22,7 +22,7 @@ const headToken = "the-token-of-the-head"
 // withCredentials is the bus of a head whose server accepts credentials.
 func withCredentials(t *testing.T) *bus.Bus {
 	b := bustest.Open(t, bus.Config{Server: bus.ServerConfig{Listen: "127.0.0.1:0", Token: headToken}})
-	b.AcceptCredentials(nil)
+	b.AcceptCredentials(nil, nil)
 	return b
 }
 
@@ -42,14 +42,15 @@ func attacker(t *testing.T, b *bus.Bus, text string) *nats.Conn {
 	return nc
 }
 
-// foreign are subjects outside the row of a worker of namespace evil.
+// foreign are subjects outside the rows of a worker and of a team of namespace evil.
 func foreign(id string) []string {
 	good := bus.Address{Namespace: "good", Role: "actor", Incarnation: "one"}
 	subjects := []string{
 		good.All(), good.Rank(0), good.Slice("m", 0), good.Control(), good.ControlRank(0), good.Sequencer(), good.Life(), good.Exit(), good.Output(), good.Log(0),
 		bus.ReplySubject("good", "SESSION", "in"), bus.Subject("good", "reply", "SESSION", "body"),
 		bus.NodeDo("box"), bus.NodesEnd(), bus.NodeAsk("box"), bus.NodeAsk(""), bus.NodeBeat("box"), bus.NodesHead(), bus.NodesHeadReplace(), bus.NodesHeadOrder(),
-		bus.Events("good"), bus.Events("evil"), bus.Events(""), "troupe.@placement.ask", "troupe.@nodes.reply.SESSION.in", "troupe", "troupe.evil",
+		bus.Events("good"), bus.Events("evil"), bus.Events(""), "troupe.@placement.ask", "troupe.@placement.request.good", "troupe.@placement.request.@operator",
+		"troupe.@placement.event.good", "troupe.@doors.good." + id + ".kv", "troupe.@doors.evil.SOMEOTHER.kv", "troupe.@doors.evil.SOMEOTHER.nodes.box", "troupe.@nodes.reply.SESSION.in", "troupe", "troupe.evil",
 		"$KV.secret.good.key", "$O.bucket.C.x", "$JS.ACK.KV_secret.c.1.1.1.1.1", "$SYS.REQ.SERVER.PING", "_INBOX.of.others", "_INBOX_" + id, "_R_.x", "anything", "@none.x",
 	}
 	for _, api := range []string{
@@ -63,22 +64,33 @@ func foreign(id string) []string {
 	return subjects
 }
 
-// said are the subjects in a worker's own namespace on which its agent speaks, the one on which drivers resize roles, and those that streams store.
-func said() []string {
+// said are the subjects in their own namespace on which agents speak, the one on which drivers resize roles or have the head create them, and those
+// that streams store.
+func said(kind bus.CredentialKind) []string {
 	own := bus.Address{Namespace: "evil", Role: "actor", Incarnation: "one"}
+	drivers := own.Prefix() + ".owner"
+	if kind == bus.TeamCredential {
+		drivers = "troupe.evil.@sessions"
+	}
 	return []string{
-		own.Log(0), own.Exit(), own.Output(), own.Prefix() + ".owner",
+		own.Log(0), own.Exit(), own.Output(), drivers,
 		"troupe.evil.@pipeline.p.stored.state", "troupe.evil.@pipeline.p.body.s.0", "troupe.evil.@rollouts.r.stored", "troupe.evil.@rollouts.r.body.g",
 	}
 }
 
-// A hostile worker publishes to everything outside its row, and subscribes to everything outside: nothing arrives, everything is counted. The
-// same attempts with the head's token arrive.
+// A hostile worker or driver publishes to everything outside its row, and subscribes to everything outside: nothing arrives, everything is counted.
+// The same attempts with the head's token arrive.
 func TestHostileCredential(t *testing.T) {
 	t.Parallel()
+	for _, kind := range []bus.CredentialKind{bus.WorkerCredential, bus.TeamCredential} {
+		t.Run(string(kind), func(t *testing.T) { hostile(t, kind) })
+	}
+}
+
+func hostile(t *testing.T, kind bus.CredentialKind) {
 	b := withCredentials(t)
-	text, c := issue(t, bus.Credential{Kind: bus.WorkerCredential, Namespace: "evil"})
-	forbidden := append(foreign(c.ID), said()...)
+	text, c := issue(t, bus.Credential{Kind: kind, Namespace: "evil"})
+	forbidden := append(foreign(c.ID), said(kind)...)
 
 	var mu sync.Mutex
 	heard := map[string]string{}
@@ -211,7 +223,7 @@ func TestCredentialsEnd(t *testing.T) {
 		require.ErrorIs(t, err, nats.ErrAuthorization, why)
 	}
 	refused(good, "before the head knows what is revoked")
-	b.AcceptCredentials(nil)
+	b.AcceptCredentials(nil, nil)
 	live := attacker(t, b, good)
 
 	words := strings.Split(good, ".")
@@ -240,12 +252,33 @@ func TestCredentialsEnd(t *testing.T) {
 	short, _ := issue(t, soon)
 	ending := attacker(t, b, short)
 	at := time.Now()
-	b.AcceptCredentials(map[string]struct{}{c.ID: {}})
+	b.AcceptCredentials(map[string]struct{}{c.ID: {}}, nil)
 	require.Eventually(t, live.IsClosed, 30*time.Second, time.Millisecond)
 	t.Logf("shut out %v after the revocation", time.Since(at))
 	refused(good, "revoked")
 	require.Eventually(t, ending.IsClosed, 30*time.Second, time.Millisecond, "it has expired")
 	refused(short, "expired")
+}
+
+// The credential of a team's worker is accepted while the team's is, and ends with it.
+func TestWorkersOfATeamEndWithIt(t *testing.T) {
+	t.Parallel()
+	b := withCredentials(t)
+	team, c := issue(t, bus.Credential{Kind: bus.TeamCredential, Namespace: "run"})
+	text, _ := issue(t, bus.ForWorker(c.ID, "run"))
+	refused := func(why string) {
+		t.Helper()
+		_, err := nats.Connect(b.URL(), nats.Token(text), nats.NoReconnect())
+		require.ErrorIs(t, err, nats.ErrAuthorization, why)
+	}
+	refused("the team is not known")
+	b.AcceptCredentials(nil, map[string]time.Time{c.ID: time.Now().Add(-time.Second)})
+	refused("the team's has expired")
+	b.AcceptCredentials(nil, map[string]time.Time{c.ID: {}})
+	driver, worker := attacker(t, b, team), attacker(t, b, text)
+	b.AcceptCredentials(map[string]struct{}{c.ID: {}}, nil)
+	require.Eventually(t, func() bool { return driver.IsClosed() && worker.IsClosed() }, 30*time.Second, time.Millisecond)
+	refused("the team's is revoked")
 }
 
 // docs/security.md has the table that the permissions are made from.

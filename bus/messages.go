@@ -63,6 +63,31 @@ func (b *Bus) Request(ctx context.Context, subject string, data []byte) (*Msg, e
 	return m, nil
 }
 
+// RequestWithin is Request of a process with the head's token to one that may have a team's credential, which may answer in its namespace alone.
+func (b *Bus) RequestWithin(ctx context.Context, namespace, subject string, data []byte) (*Msg, error) {
+	reply := ReplySubject(namespace, NewID(), "answer")
+	if err := CheckSubject(subject, reply); err != nil {
+		return nil, err
+	}
+	nc := b.Conn()
+	sub, err := nc.SubscribeSync(reply)
+	if err != nil {
+		return nil, b.natsError("request "+subject, err)
+	}
+	defer func() { _ = sub.Unsubscribe() }() // fails only on a closed connection
+	if err := nc.PublishRequest(subject, reply, data); err != nil {
+		return nil, b.natsError("request "+subject, err)
+	}
+	m, err := sub.NextMsgWithContext(ctx)
+	if err == nil && len(m.Data) == 0 && m.Header.Get("Status") == "503" {
+		err = nats.ErrNoResponders
+	}
+	if err != nil {
+		return nil, b.natsError("request "+subject, err)
+	}
+	return m, nil
+}
+
 // Respond sends an answer to the sender of m. The answer may be lost with the connection. The sender chooses where the answer goes, and may have
 // fewer rights than this process: a subject that is no inbox is refused and counted.
 func (b *Bus) Respond(m *Msg, data []byte) error {

@@ -25,10 +25,16 @@ const (
 type Client struct {
 	b        *bus.Bus
 	exchange *values.Exchange
+	subject  func(node string) string // of requests to the node's agent
 }
 
 // NewClient makes a client on a connection that the caller closes.
-func NewClient(b *bus.Bus) *Client { return &Client{b, values.NewExchange(b, bus.NodesNamespace)} }
+func NewClient(b *bus.Bus) *Client {
+	if team, ok := b.Team(); ok { // the head passes its requests on, see Relay
+		return &Client{b, values.NewExchange(b, team.Namespace), func(node string) string { return team.DoorSubject(door, node) }}
+	}
+	return &Client{b, values.NewExchange(b, bus.NodesNamespace), bus.NodeDo}
+}
 
 // Launch starts workers of one role on one node and returns the outcome of each, in their order. A worker that was
 // started before, by this launch or an earlier one, is left unchanged.
@@ -184,7 +190,7 @@ func unanswered(ctx context.Context, req request, last error) error {
 
 // send sends one request and returns its answer.
 func (c *Client) send(ctx context.Context, node string, data []byte) (reply, error) {
-	data, err := c.exchange.Request(ctx, bus.NodeDo(node), data, askTry)
+	data, err := c.exchange.Request(ctx, c.subject(node), data, askTry)
 	switch {
 	case errors.Is(err, bus.ErrNoResponders):
 		return reply{}, bus.Errorf(bus.CodeUnavailable, "no agent of that node is connected")

@@ -27,7 +27,11 @@ func Emit(b *bus.Bus, e Event) error {
 	if err != nil {
 		return bus.Errorf(bus.CodeInvalid, "event %s: %w", e.Kind, err)
 	}
-	if err := b.Publish(bus.Events(e.Namespace), data); err != nil {
+	subject, reply := bus.Events(e.Namespace), ""
+	if team, ok := b.Team(); ok { // an inbox says that the message is for a door; nothing is answered
+		subject, reply = team.DoorSubject(eventDoor), b.NewInbox()
+	}
+	if err := b.PublishRequest(subject, reply, data); err != nil {
 		return bus.Errorf(bus.CodeUnavailable, "event %s: %w", e.Kind, err)
 	}
 	return nil

@@ -124,6 +124,7 @@ type outputFeed struct {
 	to   bus.Address // whose subject it is sent on
 	mode OutputMode
 	id   string
+	team bool // the receiver has a team's credential
 	// spawn runs a goroutine that ends with ctx; false: the agent ends.
 	spawn func(func(ctx context.Context)) bool
 
@@ -307,7 +308,13 @@ func (f *outputFeed) sendBatch(ctx context.Context, batch OutputBatch) (busy boo
 	}
 	ctx, cancel := context.WithTimeout(ctx, feedTimeout)
 	defer cancel()
-	m, err := f.b.Request(ctx, f.to.Output(), data)
+	ask := f.b.Request
+	if f.team {
+		ask = func(ctx context.Context, subject string, data []byte) (*bus.Msg, error) {
+			return f.b.RequestWithin(ctx, f.to.Namespace, subject, data)
+		}
+	}
+	m, err := ask(ctx, f.to.Output(), data)
 	if err != nil {
 		return false, err
 	}
@@ -364,8 +371,9 @@ func newOutputFeeds(b *bus.Bus) *outputFeeds {
 	return s
 }
 
-// get is the feed of a role; the mode and the receiver of its first worker count. A nil receiver is the role itself.
-func (s *outputFeeds) get(role bus.Address, mode OutputMode, receiver *bus.Address) *outputFeed {
+// get is the feed of a role; the mode and the receiver of the launch of its first worker count. A nil receiver is the role itself.
+func (s *outputFeeds) get(role bus.Address, l Launch) *outputFeed {
+	mode, receiver := l.Output, l.OutputTo
 	if mode == OutputUnset {
 		return nil
 	}
@@ -378,6 +386,7 @@ func (s *outputFeeds) get(role bus.Address, mode OutputMode, receiver *bus.Addre
 			to = *receiver
 		}
 		f = newOutputFeed(s.b, role, to, mode, s.spawn)
+		f.team = l.Credential != ""
 		s.feeds[role] = f
 	}
 	return f

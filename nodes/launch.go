@@ -60,11 +60,13 @@ type Launch struct {
 	// Reservation and its Token are the grant of the devices; both zero for workers without devices. A token older than
 	// one that the agent has seen for a device is refused. Over is the reservation whose devices it shares on purpose,
 	// if any.
-	Reservation string  `msgpack:"reservation"`
-	Over        string  `msgpack:"over"`
-	Token       uint64  `msgpack:"token"`
-	Program     Program `msgpack:"program"`
-	Workers     []Start `msgpack:"workers"`
+	Reservation string `msgpack:"reservation"`
+	Over        string `msgpack:"over"`
+	Token       uint64 `msgpack:"token"`
+	// Credential is the id of the team's credential with which the workers connect to the bus, as Relay says; empty: as the agent is configured.
+	Credential string  `msgpack:"credential,omitempty"`
+	Program    Program `msgpack:"program"`
+	Workers    []Start `msgpack:"workers"`
 	// Spares is how many processes of the role the agent keeps in advance for its next workers; Command understands SpareEnv.
 	Spares int `msgpack:"spares,omitempty"`
 	// Output is the part of the workers' output that is sent to the driver (Client.ReceiveOutput).

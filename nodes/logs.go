@@ -24,11 +24,10 @@ type LogQuery struct {
 // has dropped are only in the files of their node.
 func ReadLogs(ctx context.Context, b *bus.Bus, q LogQuery, f func(Line) error) error {
 	once := lineFilter{since: q.Since, seen: map[WorkerID]uint64{}}
-	filter := bus.Logs(q.Namespace, q.Role, q.Incarnation, q.Rank)
-	return readStream(ctx, b, logStreamConfig(), stream.ReadOptions{Subject: filter, Since: q.Since}, q.Follow, func(m stream.Message) error {
+	read := func(subject string, data []byte) error {
 		var p lineBatch
-		if err := wire.Unmarshal(m.Data, &p); err != nil {
-			return bus.Errorf(bus.CodeMalformed, "the log message on %s: %w", m.Subject, err)
+		if err := wire.Unmarshal(data, &p); err != nil {
+			return bus.Errorf(bus.CodeMalformed, "the log message on %s: %w", subject, err)
 		}
 		for _, l := range once.lines(p) {
 			if err := f(l); err != nil {
@@ -36,6 +35,13 @@ func ReadLogs(ctx context.Context, b *bus.Bus, q LogQuery, f func(Line) error) e
 			}
 		}
 		return nil
+	}
+	if team, ok := b.Team(); ok {
+		return readLogsAtDoor(ctx, b, team, q, read)
+	}
+	filter := bus.Logs(q.Namespace, q.Role, q.Incarnation, q.Rank)
+	return readStream(ctx, b, logStreamConfig(), stream.ReadOptions{Subject: filter, Since: q.Since}, q.Follow, func(m stream.Message) error {
+		return read(m.Subject, m.Data)
 	})
 }
 

@@ -126,7 +126,7 @@ func (w *worker) spawn() error {
 	if err != nil {
 		return err
 	}
-	feed := w.node.agent.feeds.get(w.ID.Address(), w.launch.Output, w.launch.OutputTo)
+	feed := w.node.agent.feeds.get(w.ID.Address(), w.launch)
 	w.outMu.Lock()
 	w.feed = feed
 	w.outMu.Unlock()
@@ -301,11 +301,14 @@ func (w *worker) writeAssignment() (string, error) {
 		Node: w.node.name, Name: w.Name, URLs: access.URLs, TokenFile: access.TokenFile, CredsFile: access.CredsFile,
 		CAFile: access.CAFile, Fingerprint: access.Fingerprint, Assignment: w.Assignment,
 	}
-	if w.node.agent.cfg.ConfineWorkers {
+	credential := bus.Credential{Kind: bus.WorkerCredential, Namespace: w.ID.Namespace}
+	if team := w.launch.Credential; team != "" {
+		credential = bus.ForWorker(team, w.ID.Namespace)
+	}
+	if w.node.agent.cfg.ConfineWorkers || w.launch.Credential != "" {
 		var err error
 		file.TokenFile, file.CredsFile = "", ""
-		file.Token, _, err = w.node.agent.cfg.Bus.IssueCredential(bus.Credential{Kind: bus.WorkerCredential, Namespace: w.ID.Namespace})
-		if err != nil {
+		if file.Token, _, err = w.node.agent.cfg.Bus.IssueCredential(credential); err != nil {
 			return "", err
 		}
 	}

@@ -82,7 +82,13 @@ func (g GC) collectRoles(ctx context.Context, endedCh <-chan struct{}) {
 func (g GC) attend(ctx context.Context, sessions map[string]*Runtime, namespaces []string) error {
 	var errs []error
 	for ns, rt := range sessions {
-		if !slices.Contains(namespaces, ns) {
+		switch {
+		case rt.ownsBus && !rt.bus.Connected(): // shut out with the team's credential, see open
+			delete(sessions, ns)
+			closing, cancel := context.WithTimeout(ctx, undoTimeout)
+			_ = rt.Close(closing) // the next session does what this one could not
+			cancel()
+		case !slices.Contains(namespaces, ns):
 			delete(sessions, ns)
 			errs = append(errs, rt.Close(ctx))
 		}
@@ -91,9 +97,10 @@ func (g GC) attend(ctx context.Context, sessions map[string]*Runtime, namespaces
 		if sessions[ns] != nil {
 			continue
 		}
-		rt, err := Open(ctx, Config{Bus: g.Bus, Namespace: ns, Name: "troupe-head", Logger: g.Logger})
+		rt, err := g.open(ctx, ns)
 		if err != nil {
-			return errors.Join(append(errs, err)...)
+			errs = append(errs, err)
+			continue
 		}
 		sessions[ns] = rt
 	}
@@ -101,6 +108,37 @@ func (g GC) attend(ctx context.Context, sessions map[string]*Runtime, namespaces
 		errs = append(errs, rt.MonitorRoles(ctx))
 	}
 	return errors.Join(errs...)
+}
+
+// open opens a session in a namespace. Where a team has created roles it has the rights of the team alone, so that the records of roles, which the
+// team writes, have the head do nothing that the team may not. Workers that it restarts connect only while the team's credential is valid.
+func (g GC) open(ctx context.Context, namespace string) (*Runtime, error) {
+	cfg := Config{Bus: g.Bus, Namespace: namespace, Name: "troupe-head", Logger: g.Logger}
+	reg, err := registry.Open(ctx, g.Bus, namespace)
+	if err != nil {
+		return nil, err
+	}
+	team, err := reg.TeamOf(ctx)
+	switch {
+	case err != nil:
+		return nil, err
+	case team == "":
+		return Open(ctx, cfg)
+	}
+	b, err := g.Bus.DialAs(ctx, cfg.Name, bus.ForWorker(team, namespace))
+	if errors.Is(err, bus.ErrRefused) { // the team's credential has ended: its roles are ended with another one
+		b, err = g.Bus.DialAs(ctx, cfg.Name, bus.Credential{Kind: bus.TeamCredential, Namespace: namespace})
+	}
+	if err != nil {
+		return nil, err
+	}
+	cfg.Bus = b
+	rt, err := Open(ctx, cfg)
+	if err != nil {
+		return nil, errors.Join(err, b.Close())
+	}
+	rt.ownsBus = true
+	return rt, nil
 }
 
 // collectProcesses ends the worker processes that belong to no role.

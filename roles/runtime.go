@@ -1,6 +1,7 @@
 package roles
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -41,7 +42,7 @@ type Config struct {
 	// Bus is the connection to use; the caller closes it. Zero: one is opened from BusConfig and closed at the end.
 	Bus       *bus.Bus
 	BusConfig bus.Config
-	// Namespace separates the names of this run. Zero: "default".
+	// Namespace separates the names of this run. Zero: that of the credential of Bus, or "default".
 	Namespace string
 	// Name describes the driver, for display. Zero: user, program and process.
 	Name string
@@ -80,9 +81,6 @@ func (l CommandLine) command(words ...string) string {
 }
 
 func (c Config) withDefaults() Config {
-	if c.Namespace == "" {
-		c.Namespace = defaultNamespace
-	}
 	if c.Name == "" {
 		c.Name = driverName()
 	}
@@ -98,8 +96,8 @@ func (c Config) withDefaults() Config {
 // validate returns all errors at once.
 func (c Config) validate() error {
 	var errs []error
-	if err := bus.CheckName("namespace", c.Namespace); err != nil {
-		errs = append(errs, err)
+	if c.Namespace != "" {
+		errs = append(errs, bus.CheckName("namespace", c.Namespace))
 	}
 	if c.Lease < time.Second {
 		errs = append(errs, bus.Errorf(bus.CodeInvalid, "roles.Config: Lease %v: the minimum is 1s", c.Lease))
@@ -197,6 +195,11 @@ func (rt *Runtime) open(ctx context.Context) (err error) {
 	}
 	if rt.log = rt.cfg.Logger; rt.log == nil {
 		rt.log = rt.bus.Logger()
+	}
+	team, _ := rt.bus.Team()
+	rt.cfg.Namespace = cmp.Or(rt.cfg.Namespace, team.Namespace, defaultNamespace)
+	if team.Namespace != "" && rt.cfg.Namespace != team.Namespace {
+		return bus.Errorf(bus.CodeRefused, "roles.Config: Namespace %q: the credential of this process is for namespace %s; name that one, or use a credential of this one (troupe auth new team)", rt.cfg.Namespace, team.Namespace)
 	}
 	if rt.ep, err = calls.Open(rt.bus, rt.cfg.Namespace); err != nil {
 		return err
@@ -357,6 +360,9 @@ func (rt *Runtime) prepare(ctx context.Context, spec Spec) (p preparedRole, err 
 		Namespace: rt.cfg.Namespace, Name: spec.Name, Incarnation: bus.NewID(), Class: spec.Class, World: mesh.World(), Mesh: mesh, Epoch: 1, Change: "created",
 		Ordered: spec.Ordered, Detached: spec.Detached, Open: class.Open, Methods: class.Methods, DeviceTensors: class.DeviceTensors,
 		State: registry.RoleStarting, Since: time.Now().UTC(), Owner: rt.ep.Session(), By: rt.cfg.Name, Lease: rt.cfg.Lease, Run: rt.driver,
+	}
+	if team, ok := rt.bus.Team(); ok {
+		p.rec.Credential = bus.Caller{ID: team.ID}.Team()
 	}
 	if spec.EndsWithRun && rt.driver != "" {
 		p.rec.Owner = rt.driver

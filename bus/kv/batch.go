@@ -129,7 +129,7 @@ func (w Writer) Apply(ctx context.Context, ops []Op) ([]uint64, error) {
 		return nil, bucket.fail(ctx, "write "+ops[0].Key, ctx.Err())
 	}
 	// Replicas refuse a fenced write while another is being replicated, so even a single one waits in the queue.
-	if len(ops) == 1 && (len(fences) == 0 || bucket.replicas == 1) {
+	if len(ops) == 1 && (len(fences) == 0 || bucket.replicas == 1) || bucket.team != nil {
 		return bucket.commit(ctx, ops, fences)
 	}
 	deadline, _ := ctx.Deadline()
@@ -272,7 +272,7 @@ func (bucket *Bucket) commitGroup(group []*pending) bool {
 	}
 	ctx, cancel := context.WithDeadline(context.Background(), deadline)
 	defer cancel()
-	revisions, err := bucket.send(ctx, ops, fences)
+	revisions, err := bucket.send(ctx, ops, fences, bucket.newID())
 	if refused(err) || errors.Is(err, bus.ErrRefused) {
 		return false
 	}
@@ -290,10 +290,18 @@ func (bucket *Bucket) commitGroup(group []*pending) bool {
 // commit sends the writes until they are made or fail. It handles two refusals itself: a creation over the marker of a
 // deleted key, and a check that the replicas could not make at that moment.
 func (bucket *Bucket) commit(ctx context.Context, ops []Op, fences []fence) ([]uint64, error) {
+	if bucket.team != nil {
+		return bucket.commitAtDoor(ctx, ops)
+	}
+	return bucket.commitAs(ctx, ops, fences, "")
+}
+
+// commitAs is commit of writes with an id: writes that were made under it are not made again. Empty: each has its own.
+func (bucket *Bucket) commitAs(ctx context.Context, ops []Op, fences []fence, id string) ([]uint64, error) {
 	ops = slices.Clone(ops)
 	waits := bus.Backoff{First: retryPause, Most: retryPause}.Start()
 	for range maxRefused {
-		revisions, err := bucket.send(ctx, ops, fences)
+		revisions, err := bucket.send(ctx, ops, fences, cmp.Or(id, bucket.newID()))
 		if !refused(err) {
 			return revisions, err
 		}
@@ -368,8 +376,8 @@ var errForgotten = errors.New("the server no longer knows the id of the write")
 // send makes the writes. An attempt without an answer is repeated with its id, so that it cannot be stored twice. After
 // a refusal, the id tells whether an earlier attempt itself was the cause. A refusal is returned as the server's own
 // error.
-func (bucket *Bucket) send(ctx context.Context, ops []Op, fences []fence) ([]uint64, error) {
-	w := &write{msgs: bucket.messages(ops, fences), id: bucket.id + strconv.FormatUint(bucket.ids.Add(1), 36), started: time.Now()}
+func (bucket *Bucket) send(ctx context.Context, ops []Op, fences []fence, id string) ([]uint64, error) {
+	w := &write{msgs: bucket.messages(ops, fences), id: id, started: time.Now()}
 	w.msgs[len(w.msgs)-1].Header[jetstream.MsgIDHeader] = []string{w.id}
 	reconnects := bucket.b.Reconnects()
 	err := bucket.retry(ctx, func(ctx context.Context) error {
@@ -400,6 +408,9 @@ func (bucket *Bucket) send(ctx context.Context, ops []Op, fences []fence) ([]uin
 	}
 	return nil, bucket.fail(ctx, "write "+ops[0].Key, err)
 }
+
+// newID is the id of a write.
+func (bucket *Bucket) newID() string { return bucket.id + strconv.FormatUint(bucket.ids.Add(1), 36) }
 
 // messages converts operations into messages. A fence is added to an operation without a check, or gets a message of
 // its own.

@@ -70,6 +70,7 @@ type Bucket struct {
 	prefix string // $KV.<bucket>.
 	id     string // of this handle; the prefix of message ids
 	ids    atomic.Uint64
+	team   *bus.Credential // of this process: it asks the head; nil: it has rights to JetStream
 
 	replicas int
 	commits  commitQueue
@@ -95,11 +96,16 @@ func Open(ctx context.Context, b *bus.Bus, cfg Config) (*Bucket, error) {
 	}
 	ctx, cancel := bounded(ctx)
 	defer cancel()
+	bucket := &Bucket{b: b, cfg: cfg, stream: "KV_" + cfg.Bucket, prefix: "$KV." + cfg.Bucket + ".", id: nuid.Next()}
+	bucket.Writer = Writer{kv: bucket}
+	if team, ok := b.Team(); ok {
+		bucket.team, bucket.replicas = &team, 1
+		_, err := bucket.infoAtDoor(ctx) // the head has the bucket
+		return bucket, err
+	}
 	if err := checkJetStream(ctx, b); err != nil {
 		return nil, err
 	}
-	bucket := &Bucket{b: b, cfg: cfg, stream: "KV_" + cfg.Bucket, prefix: "$KV." + cfg.Bucket + ".", id: nuid.Next()}
-	bucket.Writer = Writer{kv: bucket}
 	var s jetstream.Stream
 	err := untilAnswered(ctx, func(ctx context.Context) (err error) {
 		if s, err = bucket.open(ctx, true); err == nil {
@@ -211,6 +217,9 @@ func (bucket *Bucket) Get(ctx context.Context, key string) (Entry, error) {
 func (bucket *Bucket) List(ctx context.Context, prefix string) ([]Entry, error) {
 	ctx, cancel := bounded(ctx)
 	defer cancel()
+	if bucket.team != nil {
+		return bucket.listAtDoor(ctx, prefix)
+	}
 	events, err := bucket.Watch(ctx, prefix)
 	if err != nil {
 		return nil, err
@@ -333,7 +342,7 @@ func (bucket *Bucket) retry(ctx context.Context, try func(context.Context) error
 		if unanswered(err) && !bucket.b.Clustered() { // in a cluster, the silent server is soon replaced
 			limit *= 2
 		}
-		if missing(err) {
+		if missing(err) && bucket.team == nil {
 			if _, err2 := bucket.open(attempt, bucket.cfg.Memory); err2 != nil {
 				err = err2
 			}
@@ -383,7 +392,7 @@ const (
 
 // transient reports errors that the next attempt may not have.
 func transient(err error) bool {
-	return unsent(err) || unanswered(err) ||
+	return unsent(err) || unanswered(err) || errors.Is(err, errDoorBusy) ||
 		errors.Is(err, jetstream.ErrJetStreamNotEnabled) || // a server that is still starting
 		bus.HasServerCode(err, codeClusterNoLeader, codeClusterNotAvail, codeTooManyBatches, codeBatchIncomplete, codeIDInProcess)
 }

@@ -51,6 +51,10 @@ func (bucket *Bucket) Watch(ctx context.Context, prefix string) (<-chan Event, e
 		}
 		w.filters = []string{bucket.prefix + prefix, bucket.prefix + prefix + ".>"}
 	}
+	if bucket.team != nil {
+		bus.Go(func() { w.watchAtDoor(ctx, prefix) })
+		return w.ch, nil
+	}
 	bus.Go(func() { w.run(ctx) })
 	return w.ch, nil
 }

@@ -31,6 +31,9 @@ type ObjectStore struct {
 
 // OpenObjectStore opens a store, or creates it. An existing store keeps its limits.
 func OpenObjectStore(ctx context.Context, b *bus.Bus, cfg ObjectStoreConfig) (*ObjectStore, error) {
+	if err := permitted(b, "object store "+cfg.Name); err != nil {
+		return nil, err
+	}
 	s := &ObjectStore{b: b, cfg: cfg}
 	if _, err := s.handle(ctx); err != nil {
 		return nil, bus.Errorf(bus.CodeUnavailable, "object store %s: %w", cfg.Name, err)

@@ -74,8 +74,19 @@ func (s *Stream) handle(ctx context.Context) (jetstream.Stream, error) {
 	return js, err
 }
 
+// permitted refuses streams to a process with a team's credential, whose requests the server would drop.
+func permitted(b *bus.Bus, doing string) error {
+	if team, ok := b.Team(); ok {
+		return bus.Errorf(bus.CodeRefused, "%s: the credential of namespace %s has no rights to what is stored in streams and objects; that needs the head's token, see docs/security.md", doing, team.Namespace)
+	}
+	return nil
+}
+
 // Create creates a stream, or changes an existing one to this configuration.
 func Create(ctx context.Context, b *bus.Bus, cfg Config) (*Stream, error) {
+	if err := permitted(b, "stream "+cfg.Name); err != nil {
+		return nil, err
+	}
 	nc := b.Conn()
 	js, err := b.JetStream().CreateOrUpdateStream(ctx, cfg.jetStream(b))
 	if err != nil {
@@ -86,6 +97,9 @@ func Create(ctx context.Context, b *bus.Bus, cfg Config) (*Stream, error) {
 
 // Open opens a stream, or creates it. An existing one keeps its bounds.
 func Open(ctx context.Context, b *bus.Bus, cfg Config) (*Stream, error) {
+	if err := permitted(b, "stream "+cfg.Name); err != nil {
+		return nil, err
+	}
 	nc := b.Conn()
 	js, err := b.OpenStream(ctx, cfg.jetStream(b))
 	if err != nil {
@@ -96,6 +110,9 @@ func Open(ctx context.Context, b *bus.Bus, cfg Config) (*Stream, error) {
 
 // Find opens an existing stream; otherwise the error is bus.ErrNotFound.
 func Find(ctx context.Context, b *bus.Bus, name string) (*Stream, error) {
+	if err := permitted(b, "stream "+name); err != nil {
+		return nil, err
+	}
 	nc := b.Conn()
 	js, err := b.JetStream().Stream(ctx, name)
 	if err != nil {
@@ -106,6 +123,9 @@ func Find(ctx context.Context, b *bus.Bus, name string) (*Stream, error) {
 
 // Names lists the streams whose name has the prefix.
 func Names(ctx context.Context, b *bus.Bus, prefix string) ([]string, error) {
+	if err := permitted(b, "list streams"); err != nil {
+		return nil, err
+	}
 	var out []string
 	all := b.JetStream().StreamNames(ctx)
 	for name := range all.Name() {

@@ -46,8 +46,9 @@ func Namespaces(ctx context.Context, b *bus.Bus) ([]Namespace, error) {
 		return nil, err
 	}
 	found := map[string]*Namespace{}
+	team, _ := b.Team() // it sees its own
 	for _, bucket := range []*kv.Bucket{reg.kv, reg.leases} {
-		entries, err := bucket.List(ctx, "")
+		entries, err := bucket.List(ctx, team.Namespace)
 		if err != nil {
 			return nil, err
 		}
@@ -90,7 +91,8 @@ func All(ctx context.Context, b *bus.Bus) ([]RoleRecord, error) {
 	if err != nil {
 		return nil, err
 	}
-	entries, err := reg.kv.List(ctx, "")
+	team, _ := b.Team() // it sees its own
+	entries, err := reg.kv.List(ctx, team.Namespace)
 	if err != nil {
 		return nil, err
 	}

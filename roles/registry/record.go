@@ -40,6 +40,7 @@ type RoleRecord struct {
 	Lease         time.Duration `json:"lease"`         // of the driver: how long the server must be reachable before a missing lease counts
 	Run           string        `json:"run,omitempty"` // session of the run's driver, if a worker created the role; empty: Owner
 	Cause         string        `json:"cause,omitempty"`
+	Credential    string        `json:"credential,omitempty"` // id of the team's credential that its creator and its workers have; the head checks it
 
 	// Process says that the workers are processes on nodes; the following fields belong to them.
 	Process      bool             `json:"process,omitempty"`

@@ -119,6 +119,10 @@ func (c *CLI) openNew(ctx context.Context) (*bus.Bus, Server, error) {
 	case errors.Is(err, bus.ErrUnavailable) && !errors.Is(err, bus.ErrRefused) && s.Head != nil:
 		err = s.Head.Silent(err)
 	}
+	if err == nil && !s.Named {
+		team, _ := b.Team()
+		s.Namespace = cmp.Or(team.Namespace, s.Namespace)
+	}
 	return b, s, NeedsAccess(s.Bus, err, "TROUPE_TOKEN_FILE or TROUPE_CREDS")
 }
 

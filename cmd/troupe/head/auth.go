@@ -59,17 +59,21 @@ func serveCredentials(ctx context.Context, b *bus.Bus, replicas int, log *slog.L
 	readyCh, doneCh := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(doneCh)
-		revoked, complete := map[string]struct{}{}, false
+		revoked, teams, complete := map[string]struct{}{}, map[string]time.Time{}, false
 		for e := range events {
-			if e.Kind == kv.EventPut && !isRevoked(e.Entry, log) || e.Kind == kv.EventDelete {
-				continue // an id that was revoked stays so for this head
-			}
-			if e.Kind == kv.EventPut {
-				revoked[e.Key] = struct{}{}
+			switch e.Kind {
+			case kv.EventDelete: // an id that was revoked stays so for this head
+				delete(teams, e.Key)
+			case kv.EventPut:
+				if r, ends := readIssued(e.Entry, log); ends {
+					revoked[e.Key] = struct{}{}
+				} else if r.Kind == bus.TeamCredential {
+					teams[e.Key] = r.Expires
+				}
 			}
 			first := e.Kind == kv.EventComplete && !complete
 			if complete = complete || first; complete {
-				b.AcceptCredentials(revoked)
+				b.AcceptCredentials(revoked, teams)
 			}
 			if first {
 				close(readyCh)
@@ -86,13 +90,13 @@ func serveCredentials(ctx context.Context, b *bus.Bus, replicas int, log *slog.L
 	}
 }
 
-func isRevoked(e kv.Entry, log *slog.Logger) bool {
-	var r issued
+// readIssued reads a record, and reports whether its credential is refused.
+func readIssued(e kv.Entry, log *slog.Logger) (r issued, refused bool) {
 	if err := json.Unmarshal(e.Value, &r); err != nil {
 		log.Error("troupe: the record of a credential cannot be read; the credential is refused", "id", e.Key, "error", err)
-		return true
+		return r, true
 	}
-	return !r.Revoked.IsZero()
+	return r, !r.Revoked.IsZero()
 }
 
 func newAuth(c command) *cobra.Command {
@@ -114,19 +118,21 @@ func newAuthNew(c command) *cobra.Command {
 		Long: `New prints a credential, one line of text that is used in place of the head's token. It needs the head's token itself. Kinds:
 
   viewer   the page and the metrics; no connection to the bus
+  team     what drivers of one namespace (--namespace) need: its roles, calls, values and reservations; nothing of other namespaces
   worker   the messages of one namespace (--namespace), as a worker process has with --confine-workers; nothing of the store
 
 The head does not keep the text: who loses it issues another one, and revokes the first.`,
-		Example:   "  troupe auth new viewer --name prometheus --ttl 8760h > viewer.token\n  troupe auth new worker --namespace rl > worker.token",
+		Example:   "  troupe auth new viewer --name prometheus --ttl 8760h > viewer.token\n  troupe auth new team --namespace rl > rl.token    # for its drivers: TROUPE_TOKEN_FILE=rl.token",
 		Args:      cobra.ExactArgs(1),
-		ValidArgs: []string{string(bus.ViewerCredential), string(bus.WorkerCredential)},
+		ValidArgs: []string{string(bus.TeamCredential), string(bus.ViewerCredential), string(bus.WorkerCredential)},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if lifetime <= 0 {
 				return cli.Usagef("--ttl %v: must be positive, such as 720h", lifetime)
 			}
 			want := bus.Credential{Kind: bus.CredentialKind(args[0]), Name: name, Expires: time.Now().UTC().Add(lifetime).Truncate(time.Second)}
 			return c.WithBus(cmd.Context(), func(b *bus.Bus, s cli.Server) error {
-				if want.Kind == bus.WorkerCredential {
+				switch want.Kind {
+				case bus.TeamCredential, bus.WorkerCredential:
 					want.Namespace = s.Namespace
 				}
 				return c.issue(cmd.Context(), b, want)

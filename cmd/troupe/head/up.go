@@ -331,6 +331,11 @@ func (c command) up(ctx context.Context, h *head, inside func(context.Context, *
 			return err
 		}
 		defer stopCredentials()
+		stopDoors, err := serveDoors(ctx, b, service.desk)
+		if err != nil {
+			return err
+		}
+		defer stopDoors()
 	}
 	if h.agent != nil {
 		agent, err := startAgent(ctx, b, h.agentSpec(), h.grows || shrinks, log)

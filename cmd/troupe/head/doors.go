@@ -1,0 +1,56 @@
+package head
+
+import (
+	"context"
+	"errors"
+
+	"troupe/bus"
+	"troupe/nodes"
+	"troupe/placement"
+	"troupe/roles/registry"
+)
+
+// serveDoors serves processes with a team's credential while this head leads, until stop is called.
+func serveDoors(ctx context.Context, b *bus.Bus, desk *placement.Desk) (stop func(), err error) {
+	var stops []func()
+	stop = func() {
+		for _, s := range stops {
+			s()
+		}
+	}
+	grants := func(namespace string) ([]nodes.Granted, bool) { return grantsOf(desk, namespace) }
+	events := nodes.EventDoor{Bus: b, Serves: desk.Leads}
+	for _, serve := range []func() (func(), error){
+		func() (func(), error) { return registry.ServeDoor(ctx, b, desk.Leads) },
+		nodes.Relay{Bus: b, Serves: desk.Leads, GrantsFunc: grants}.Start,
+		events.Start,
+		nodes.LogDoor{Bus: b, Serves: desk.Leads}.Start,
+	} {
+		s, failed := serve()
+		if err = errors.Join(err, failed); failed == nil {
+			stops = append(stops, s)
+		}
+	}
+	if err != nil {
+		stop()
+		return nil, err
+	}
+	return stop, nil
+}
+
+// grantsOf lists what the ledger grants a namespace; false: this head does not lead.
+func grantsOf(desk *placement.Desk, namespace string) (out []nodes.Granted, known bool) {
+	all, known := desk.Reservations(namespace)
+	for _, r := range all {
+		one := nodes.Granted{Reservation: r.ID, Token: r.Token, Over: r.SharesWith}
+		for _, w := range r.Workers {
+			one.Node, one.Device, one.Share = w.Node, "", 0
+			out = append(out, one)
+			for _, slot := range w.Slots {
+				one.Node, one.Device, one.Share = slot.Node, slot.UUID, int(slot.Share)
+				out = append(out, one)
+			}
+		}
+	}
+	return out, known
+}
