@@ -76,7 +76,7 @@ func (a *authenticator) accept(c Credential) (until time.Time, err error) {
 	if _, too := a.revoked[team]; revoked || too || !a.opened {
 		return until, Errorf(CodeRefused, "the credential is revoked")
 	}
-	if until = c.Expires; c.Kind != TeamCredential || team == c.ID {
+	if until = c.Expires; team == c.ID {
 		return until, nil
 	}
 	end, known := a.teams[team]

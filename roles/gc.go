@@ -125,10 +125,11 @@ func (g GC) open(ctx context.Context, namespace string) (*Runtime, error) {
 	case team == "":
 		return Open(ctx, cfg)
 	}
-	b, err := g.Bus.DialAs(ctx, cfg.Name, bus.ForWorker(team, namespace))
-	if errors.Is(err, bus.ErrRefused) { // the team's credential has ended: its roles are ended with another one
-		b, err = g.Bus.DialAs(ctx, cfg.Name, bus.Credential{Kind: bus.TeamCredential, Namespace: namespace})
+	credential := bus.ForWorker(team, namespace)
+	if !g.Bus.AcceptsCredential(credential.ID) { // the team's has ended: its roles are ended with another one
+		credential = bus.Credential{Kind: bus.TeamCredential, Namespace: namespace}
 	}
+	b, err := g.Bus.DialAs(ctx, cfg.Name, credential)
 	if err != nil {
 		return nil, err
 	}

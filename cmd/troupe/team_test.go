@@ -33,7 +33,7 @@ func (u *shell) team(head readyHead, namespace string) (bus.Config, bus.Credenti
 }
 
 // A driver with a team's credential creates, calls, resizes and ends roles of its namespace; its workers have the team's rights and not the
-// agent's. With the revocation all of them are shut out.
+// agent's. With the revocation all of them are shut out, and the head ends what they leave.
 func TestTeamDrives(t *testing.T) {
 	t.Parallel()
 	u := newShell(t)
@@ -85,6 +85,13 @@ func TestTeamDrives(t *testing.T) {
 
 	require.Contains(t, u.output("auth", "revoke", team.ID), team.ID)
 	require.Eventually(t, func() bool { return !rt.Bus().Connected() && !worker.Connected() }, time.Minute, time.Millisecond, "driver and workers are shut out")
+	b, err := bus.Open(t.Context(), head.access())
+	require.NoError(t, err)
+	defer func() { require.NoError(t, b.Close()) }()
+	require.Eventually(t, func() bool {
+		all, err := registry.All(t.Context(), b)
+		return err == nil && len(all) == 0
+	}, 3*time.Minute, 50*time.Millisecond, "the head ends the role")
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	_ = rt.Close(ctx) // its connection is refused
