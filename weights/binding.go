@@ -26,9 +26,10 @@ type Tensor struct {
 	ItemSize int
 	Shape    []int64  // of the whole
 	Box      plan.Box // the part; nil: the whole
-	// Pointer is the first element in memory of the host, which must stay where it is as long as the tensor is bound, and Strides the
-	// bytes between elements. Nil: the tensor is elsewhere, and its owner moves the bytes (Begin, Locate).
+	// Pointer is the first element in memory of the host, or Address that on the device. It must stay there as long as the tensor is
+	// bound. Strides are the bytes between elements. Neither: an engine loads by name, from what Fill copies.
 	Pointer unsafe.Pointer
+	Address int64
 	Strides []int64
 }
 
@@ -41,6 +42,9 @@ type Binding struct {
 	encoded []byte
 	memory  []plan.Memory
 	tensors []unsafe.Pointer // nil: the bytes are not in memory of the host
+	// device is not nil if the bytes are on it: then addresses are where.
+	device    *DeviceTensors
+	addresses []int64
 
 	work sync.Mutex // held by Publish, Stage and Commit
 
@@ -65,6 +69,7 @@ type ownPart struct {
 	part    plan.Part
 	data    []byte
 	program *pack.Program // nil: the bytes are not in memory of the host
+	arena   *Arena        // nil: the bytes are not on a device
 }
 
 // held is a version that this process has published, and keeps.
@@ -72,7 +77,7 @@ type held struct {
 	content versions.Held
 	binding *Binding // what was bound then
 	part    plan.Part
-	bodies  [][]byte         // nil: the bytes are not in memory of the host
+	bodies  [][]byte         // nil: the buckets are on a device
 	full    bool             // its buckets are kept; otherwise its deltas alone
 	cut     []wire.Reference // buckets that were packed once more
 	// News of the service up to that number do not know it.
@@ -82,7 +87,12 @@ type held struct {
 
 // Bind registers tensors for a use. What was bound for that use before is replaced; what was published of it stays.
 func (w *Weights) Bind(ctx context.Context, use versions.Use, tensors []Tensor) error {
-	b, err := w.newBinding(use, tensors)
+	return w.BindOn(ctx, use, tensors, nil)
+}
+
+// BindOn is Bind of tensors on a device, of which ClientConfig.Device moves the bytes; nil: they are in memory of the host.
+func (w *Weights) BindOn(ctx context.Context, use versions.Use, tensors []Tensor, device *DeviceTensors) error {
+	b, err := w.newBinding(use, tensors, device)
 	if err != nil {
 		return bus.Errorf(bus.CodeInvalid, "weights %q: %w", w.name, err)
 	}
@@ -103,11 +113,14 @@ func (w *Weights) Bind(ctx context.Context, use versions.Use, tensors []Tensor) 
 	return nil
 }
 
-func (w *Weights) newBinding(use versions.Use, tensors []Tensor) (*Binding, error) {
+func (w *Weights) newBinding(use versions.Use, tensors []Tensor, device *DeviceTensors) (*Binding, error) {
 	b := &Binding{w: w, member: w.client.cfg.Member, catalog: &plan.Catalog{}, held: map[versions.Version]*held{}, cuts: map[uint64]*cutAnswer{}}
 	b.member.Session, b.member.ID, b.member.Use = w.client.cfg.Session, w.client.cfg.Session, use
 	if use != versions.Any {
 		b.member.ID += "-" + string(use)
+	}
+	if b.device = device; device != nil {
+		b.member.Device = device.Name
 	}
 	numbers := make([]int, len(tensors))
 	order := make([]int, len(tensors))
@@ -129,8 +142,8 @@ func (w *Weights) newBinding(use versions.Use, tensors []Tensor) (*Binding, erro
 			t.Strides = []int64{int64(t.ItemSize)}
 		}
 		shards = append(shards, plan.Shard{Tensor: numbers[i], Box: t.Box})
-		if t.Pointer != nil || t.Box.Elements() == 0 {
-			b.memory, b.tensors = append(b.memory, plan.Memory{Strides: t.Strides}), append(b.tensors, t.Pointer)
+		if t.Pointer != nil || device != nil || t.Box.Elements() == 0 {
+			b.memory, b.tensors, b.addresses = append(b.memory, plan.Memory{Strides: t.Strides}), append(b.tensors, t.Pointer), append(b.addresses, t.Address)
 		}
 	}
 	var err error
@@ -138,7 +151,10 @@ func (w *Weights) newBinding(use versions.Use, tensors []Tensor) (*Binding, erro
 		return nil, err
 	}
 	b.encoded = plan.EncodeLayout(b.catalog, b.layout)
-	if len(b.tensors) != len(shards) {
+	switch {
+	case device != nil:
+		b.tensors = nil
+	case len(b.tensors) != len(shards):
 		b.memory, b.tensors = nil, nil
 	}
 	return b, nil

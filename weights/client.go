@@ -34,6 +34,8 @@ type ClientConfig struct {
 	// AllocFunc returns memory of Memory for buckets that are published: other processes of the host use it in place. Nil: out of
 	// memory. Zero: Go's heap.
 	AllocFunc func(n int) []byte
+	// Device moves the bytes of tensors that are bound with BindOn. Zero: there are none.
+	Device Device
 	// Member says who the process is: its role, rank, host and device. Its id and session are set by the client.
 	Member versions.Member
 	// Logger receives errors without a caller. Zero: the logger of the bus.

@@ -14,7 +14,7 @@ import (
 type tensorPointers = []unsafe.Pointer
 
 // Commit copies the version that was staged into the tensors: all of it, or nothing. It is the pause.
-func (w *Weights) Commit(_ context.Context, v versions.Version) error {
+func (w *Weights) Commit(ctx context.Context, v versions.Version) error {
 	b, err := w.binding(versions.Take)
 	if err != nil {
 		return err
@@ -25,8 +25,14 @@ func (w *Weights) Commit(_ context.Context, v versions.Version) error {
 	if err := b.checkStaged(v); err != nil {
 		return err
 	}
-	if b.tensors != nil {
+	switch {
+	case b.tensors != nil:
 		b.taking.program.Unpack(b.tensors, b.staged.bodies)
+	case b.device != nil:
+		if err := b.unpackOnDevice(ctx); err != nil {
+			b.report(versions.Report{Version: b.staged.version, What: versions.Failed, Error: err.Error()})
+			return err
+		}
 	}
 	b.committed(versions.Report{Version: b.staged.version, What: versions.Committed, Took: time.Since(began).Seconds()})
 	return nil

@@ -31,7 +31,7 @@ func (b *Binding) cutAsked(ctx context.Context, m message) {
 	if answer == nil {
 		answer = &cutAnswer{Number: r.Number}
 		var err error
-		if answer.Offers, err = b.cut(r); err != nil {
+		if answer.Offers, err = b.cut(ctx, r); err != nil {
 			answer.Err = bus.AsError(err)
 		}
 		b.mu.Lock()
@@ -42,17 +42,21 @@ func (b *Binding) cutAsked(ctx context.Context, m message) {
 }
 
 // cut packs from the buckets of a version that is kept. What it makes is freed with the version.
-func (b *Binding) cut(r versions.CutRequest) ([]versions.Offer, error) {
+func (b *Binding) cut(ctx context.Context, r versions.CutRequest) ([]versions.Offer, error) {
 	b.mu.Lock()
 	h := b.held[r.Version]
 	if h == nil || !h.full {
 		b.mu.Unlock()
 		return nil, bus.Errorf(bus.CodeNotFound, "weights %q: %s is not kept here any more", b.w.name, r.Version)
 	}
-	bodies, refs := h.bodies, references(h.content.Content.Buckets)
+	refs := references(h.content.Content.Buckets)
 	b.w.client.cfg.References.Retain(refs...) // while it is read
 	b.mu.Unlock()
 	defer b.w.client.cfg.References.Release(refs...)
+	bodies, err := h.contents(ctx)
+	if err != nil {
+		return nil, err
+	}
 	then := h.binding
 	layout, memory := then.catalog.AsMemory(then.layout, h.part)
 	own, err := then.own(layout, memory, "", r.Part)

@@ -59,14 +59,14 @@ func (w *Weights) Publish(ctx context.Context, step int64, mode Mode, ranks []in
 	}
 	b.work.Lock()
 	defer b.work.Unlock()
-	if b.tensors == nil {
+	if b.tensors == nil && b.device == nil {
 		return versions.Version{}, bus.Errorf(bus.CodeInvalid, "weights %q: the tensors are not in memory of the host", w.name)
 	}
 	begun, err := b.begin(ctx, step, ranks)
 	if err != nil {
 		return versions.Version{}, err
 	}
-	content, bodies, err := b.pack(begun, mode)
+	content, bodies, err := b.pack(ctx, begun, mode)
 	if err != nil {
 		return begun.Version, err
 	}
@@ -98,15 +98,24 @@ func (b *Binding) own(l *plan.Layout, memory []plan.Memory, name string, data []
 		return ownPart{}, bus.Errorf(bus.CodeMalformed, "weights %q: %w", b.w.name, err)
 	}
 	out := ownPart{name: name, part: part, data: data}
-	if memory != nil {
+	switch {
+	case l == b.layout && b.device != nil:
+		a := b.arenaOf(part, name)
+		out.arena = &a
+	case memory != nil:
 		out.program = pack.NewProgram(part.Buckets, part.Copies(b.catalog, l, memory))
 	}
 	return out, nil
 }
 
 // pack makes the buckets of a version, and their deltas.
-func (b *Binding) pack(begun Begun, mode Mode) (content versions.Publication, bodies [][]byte, err error) {
-	offers, bodies, err := b.packed(b.packing, b.tensors)
+func (b *Binding) pack(ctx context.Context, begun Begun, mode Mode) (content versions.Publication, bodies [][]byte, err error) {
+	var offers []versions.Offer
+	if b.device != nil {
+		offers, err = b.packOnDevice(ctx)
+	} else {
+		offers, bodies, err = b.packed(b.packing, b.tensors)
+	}
 	if err != nil {
 		return content, nil, err
 	}
@@ -116,6 +125,12 @@ func (b *Binding) pack(begun Begun, mode Mode) (content versions.Publication, bo
 		return content, bodies, nil
 	}
 	refs := b.w.client.cfg.References
+	if b.device != nil {
+		if bodies, err = b.hostBodies(ctx, offers); err != nil {
+			refs.Release(references(offers)...)
+			return content, nil, err
+		}
+	}
 	next := &snapshot{version: begun.Version, plan: begun.Plan, bodies: bodies, refs: references(offers)}
 	refs.Retain(next.refs...)
 	if last := b.last; last != nil && last.plan == begun.Plan {
@@ -170,6 +185,7 @@ func (b *Binding) packed(own ownPart, tensors tensorPointers) (offers []versions
 type detail struct {
 	Source values.BodySource `msgpack:"source"`
 	Host   string            `msgpack:"host"`
+	Device []byte            `msgpack:"device,omitempty"` // how processes of the host reach it on its device
 }
 
 // offer makes a value of a body.

@@ -117,12 +117,18 @@ func (b *Binding) take(ctx context.Context, at Located) (bytes map[string]int64,
 		bytes, err = b.applyDeltas(ctx, at)
 		if err == nil {
 			b.staged = &staged{version: at.Version, bodies: b.arena.bodies, arena: true}
-			return bytes, nil
+			return bytes, b.toDevice(ctx)
 		}
 		if b.dropArena(); ctx.Err() != nil {
 			return bytes, err
 		}
 		b.w.client.cfg.Logger.Warn("weights: deltas cannot be applied; the whole is taken", "name", b.w.name, "version", at.Version.String(), "error", err)
+	}
+	if b.device != nil && !at.Keep {
+		if bytes, err = b.takeOnDevice(ctx, at); err == nil {
+			b.staged = &staged{version: at.Version}
+		}
+		return bytes, err
 	}
 	bodies, bytes, err := b.fetch(ctx, at.Buckets, "")
 	if err != nil {
@@ -135,10 +141,22 @@ func (b *Binding) take(ctx context.Context, at Located) (bytes map[string]int64,
 		}
 	}
 	b.staged = &staged{version: at.Version, bodies: bodies}
-	if at.Keep && b.tensors != nil {
+	if at.Keep && b.memory != nil {
 		b.keep(at)
 	}
-	return bytes, nil
+	return bytes, b.toDevice(ctx)
+}
+
+// toDevice copies what was staged to the device, if the tensors are there.
+func (b *Binding) toDevice(ctx context.Context) error {
+	if b.device == nil {
+		return nil
+	}
+	err := b.upload(ctx, b.staged.bodies)
+	if b.staged.free(b.w.client.cfg.Memory); err != nil {
+		b.staged = nil
+	}
+	return err
 }
 
 func (b *Binding) corrupt(v versions.Version, bucket int, o versions.Offer) error {

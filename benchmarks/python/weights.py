@@ -1,24 +1,35 @@
 """Weights between processes of one host: publish, stage and commit beside a copy of the same bytes. Prints one JSON
 object a line.
 
-    .venv/bin/python benchmarks/python/weights.py [--mib 512] [--rounds 5] [--device cpu]
+    .venv/bin/python benchmarks/python/weights.py [--mib 512] [--rounds 5] [--device cpu] [--only ROW,…]
 
 Each row starts its roles, takes the median of the rounds, and checks what has arrived. "floors" is a time in units of
 one copy of the bytes that a receiver takes, by one thread, in the same run and with all receivers at once. --mib is the
-size of the largest rows. With --device cuda the tensors are torch's, on the GPU, and travel through memory of the host;
-the floor is a copy on the device.
+size of the first row (8192 for tensors of 20 MiB), of which the others are parts or multiples. With --device cuda the
+tensors are torch's, on the GPU, and the floor is a copy on the device. The rows:
+
+- 400_large, 18000_small, 5000_small_to_two: tensors of 20, 0.9 and 0.2 MiB at --mib 8192.
+- tp4_to_tp2, rows4_to_columns2, ep8_to_ep4, fsdp8_to_tp2: other layouts.
+- host_to_one, host_to_two: receivers that share the host, and not the device. "directions" is the time in units of a
+  copy from the device to pinned memory and one back.
+- decode: the worst step of a receiver's loop while it stages, of the worst without.
+- deaths: kill -9 of a receiver while it stages, and of a publisher while it publishes; a receiver that joins.
+- plan: the plan of a model of 1T in 71,000 tensors, by `go test` (needs Go).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
+import re
+import signal
 import statistics
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -90,6 +101,66 @@ class Member(Worker):
             times.append(time.perf_counter() - began)
         return min(times)
 
+    def directions(self) -> float:
+        """One copy of the bytes that this process has from the device to pinned memory, and one back."""
+        if self.device == "cpu":
+            return 2 * self.floor()
+        import torch
+
+        n = sum(int(np.prod(part.shape)) for _, _, part in self.parts)
+        on_device, pinned = self.empty((n,)), torch.empty(n, dtype=torch.int16, pin_memory=True)
+        times = []
+        for _ in range(3):
+            self.sync()
+            began = time.perf_counter()
+            pinned.copy_(on_device, non_blocking=True)
+            self.sync()
+            on_device.copy_(pinned, non_blocking=True)
+            self.sync()
+            times.append(time.perf_counter() - began)
+        return min(times)
+
+    def decode(self, version: troupe.Version, steps: int = 300) -> tuple[float, float, float, int]:
+        """The median and the worst step of a loop, the worst while a version is staged, and the number of those."""
+        if self.device == "cpu":
+            matrix, vector = np.ones((1024, 1024), "f4"), np.ones(1024, "f4")
+        else:
+            import torch
+
+            matrix = torch.ones((20480, 20480), dtype=torch.bfloat16, device=self.device)
+            vector = torch.ones(20480, dtype=torch.bfloat16, device=self.device)
+
+        def step() -> float:
+            began = time.perf_counter()
+            matrix @ vector
+            self.sync_stream()
+            return time.perf_counter() - began
+
+        alone = [step() for _ in range(steps + 50)][50:]
+        staged, beside = self.weights.stage(version, blocking=False), []
+        while not staged.done():
+            beside.append(step())
+        staged.result()
+        return statistics.median(alone), max(alone), max(beside), len(beside)
+
+    def sync_stream(self) -> None:
+        if self.device != "cpu":
+            import torch
+
+            torch.cuda.current_stream().synchronize()
+
+    def stage_forever(self) -> None:
+        while True:
+            self.weights.stage()
+
+    def publish_forever(self, step: int) -> None:
+        while True:
+            self.publish(step)
+            step += 1
+
+    def pid(self) -> int:
+        return os.getpid()
+
     def values(self) -> list[list[int]]:
         """What the parts begin and end with."""
         return [[int(part.reshape(-1)[0]), int(part.reshape(-1)[-1])] for _, _, part in self.parts]
@@ -132,17 +203,19 @@ def nbytes(layout: Layout) -> int:
     return sum(2 * int(np.prod(size)) for *_, size in layout)
 
 
-def run(row: str, source: list[Layout], target: list[Layout], args: argparse.Namespace) -> None:
+@contextlib.contextmanager
+def members(name: str, row: str, layouts: list[Layout], args: argparse.Namespace, **config: Any) -> Iterator[Cluster]:
     share = 0.0 if args.device == "cpu" else 0.05  # of the GPU: all processes are on one
-    train = Cluster(
-        f"train-{row}", Member, worker_config=WorkerConfig(world_size=len(source), num_gpus_per_worker=share)
-    )
-    infer = Cluster(
-        f"infer-{row}", Member, worker_config=WorkerConfig(world_size=len(target), num_gpus_per_worker=share)
-    )
-    try:
-        infer.execute_all_sync("setup", row, target, args.device)
-        train.execute_all_sync("setup", row, source, args.device)
+    config = {"world_size": len(layouts), "num_gpus_per_worker": share, **config}
+    with Cluster(f"{name}-{row}", Member, worker_config=WorkerConfig(**config)) as cluster:
+        cluster.execute_all_sync("setup", row, layouts, args.device)
+        yield cluster
+
+
+def run(row: str, source: list[Layout], target: list[Layout], args: argparse.Namespace) -> None:
+    through_host = row.startswith("host_")
+    env = {"TROUPE_DEVICE": "host"} if through_host else {}
+    with members("infer", row, target, args, env=env) as infer, members("train", row, source, args) as train:
         floor = max(infer.execute_all_sync("floor"))
         times: dict[str, list[float]] = {"publish": [], "stage": [], "commit": []}
         for step in range(1, args.rounds + 2):  # the first makes the plan, and touches the memory
@@ -153,17 +226,82 @@ def run(row: str, source: list[Layout], target: list[Layout], args: argparse.Nam
             for name, took in (("publish", [t for _, t in published]), ("stage", staged), ("commit", committed)):
                 times[name].append(max(took))
         check(train, source, infer, target)
-    finally:
-        infer.shutdown()
-        train.shutdown()
-    median = {name: statistics.median(all_of_them[1:]) for name, all_of_them in times.items()}
+        median = {name: statistics.median(all_of_them[1:]) for name, all_of_them in times.items()}
+        whole = sum(median.values())
+        own = {"directions": whole / max(infer.execute_all_sync("directions"))} if through_host else {}
     report(
         row, args, tensors=len({name for layout in source for name, *_ in layout}), mib=max(map(nbytes, target)) >> 20,
         receivers=len(target), publishers=len(source), floor_ms=floor * 1e3,
         first_ms=sum(t[0] for t in times.values()) * 1e3,
         **{f"{name}_ms": took * 1e3 for name, took in median.items()},
-        commit_floors=median["commit"] / floor, whole_floors=sum(median.values()) / floor,
+        commit_floors=median["commit"] / floor, whole_floors=whole / floor, whole_ms=whole * 1e3, **own,
     )  # fmt: skip
+
+
+def decode(row: str, layouts: list[Layout], args: argparse.Namespace) -> None:
+    with members("infer", row, layouts, args) as infer, members("train", row, layouts, args) as train:
+        found = []
+        for step in range(1, args.rounds + 2):
+            ((version, _),) = train.execute_all_sync("publish", step)
+            found += infer.execute_all_sync("decode", version)
+            infer.execute_all_sync("commit", version)
+    step, alone, beside = (statistics.median(column) * 1e3 for column in list(zip(*found[1:], strict=True))[:3])
+    report(
+        row, args, step_ms=step, worst_alone_ms=alone, worst_beside_ms=beside, worst_of_worst=beside / alone,
+        steps_beside=statistics.median(n for *_, n in found[1:]),
+    )  # fmt: skip
+
+
+def deaths(row: str, layouts: list[Layout], args: argparse.Namespace) -> None:
+    def take(cluster: Cluster, version: troupe.Version | None = None) -> float:
+        began = time.perf_counter()
+        for staged in ("stage", "commit"):
+            cluster.execute_all_sync(staged, version)
+        return (time.perf_counter() - began) * 1e3
+
+    with (
+        members("infer", row, layouts, args) as infer,
+        members("train", row, layouts, args, policy="restart_rank", restarts=2) as train,
+    ):
+        took: dict[str, float] = {}
+        ((version, _),) = train.execute_all_sync("publish", 1)
+        take(infer, version)
+        ((version, _),) = train.execute_all_sync("publish", 2)
+        took["undisturbed_ms"] = take(infer, version)
+        with members("dying", row, layouts, args) as dying:
+            pid = dying.workers[0].pid()
+            lost = dying.execute_all_async("stage_forever")
+            time.sleep(0.5)
+            os.kill(pid, signal.SIGKILL)
+            ((version, _),) = train.execute_all_sync("publish", 3)
+            took["others_ms"] = take(infer, version)
+            assert isinstance(lost.exception(60), troupe.WorkerLostError)
+        with members("joiner", row, layouts, args) as joiner:
+            took["joiner_ms"] = take(joiner)
+            check(train, layouts, joiner, layouts)
+        before = infer.execute_all_sync("values")
+        pid = train.workers[0].pid()
+        lost = train.execute_all_async("publish_forever", 4)
+        time.sleep(0.5)
+        os.kill(pid, signal.SIGKILL)
+        assert isinstance(lost.exception(60), troupe.WorkerLostError)
+        assert infer.execute_all_sync("values") == before
+        began = time.perf_counter()
+        train.wait_ready(60)
+        train.execute_all_sync("setup", row, layouts, args.device)
+        took["restart_ms"] = (time.perf_counter() - began) * 1e3
+        ((version, _),) = train.execute_all_sync("publish", 1)
+        assert version.epoch == 2
+        took["next_epoch_ms"] = take(infer, version)
+        check(train, layouts, infer, layouts)
+    report(row, args, mib=nbytes(layouts[0]) >> 20, **took)
+
+
+def plan(row: str, args: argparse.Namespace) -> None:
+    command = ["go", "test", "./weights/plan", "-run", "^$", "-bench", "Plan", "-benchtime", "3x"]
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    for to, ns, pieces in re.findall(r"→_(\w+)\S*\s+\d+\s+(\d+) ns/op.*?(\d+) pieces", out):
+        report(f"{row}_to_{to.lower()}", args, plan_s=int(ns) / 1e9, pieces=int(pieces))
 
 
 def check(train: Cluster, source: list[Layout], infer: Cluster, target: list[Layout]) -> None:
@@ -195,16 +333,15 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--only", default="", help="rows that begin with this")
+    parser.add_argument("--only", default="", help="rows that begin with one of these, with commas between them")
     args = parser.parse_args()
 
     def shape(tensors: int, mib: float) -> tuple[int, int]:
         """A tensor of a row with so many MiB."""
         return (max(16, round(mib * (1 << 20) / tensors / 2 / 256 / 16) * 16), 256)
 
-    big, small = shape(400, args.mib), shape(5000, args.mib / 8)
-    many = shape(18_000, args.mib)
-    third = shape(128, args.mib / 2)
+    big, small, many = shape(400, args.mib), shape(5000, args.mib / 8), shape(18_000, 2 * args.mib)
+    third, half, little = shape(128, args.mib), shape(128, args.mib / 2), shape(100, args.mib / 16)
     table = {
         "400_large": (experts(400, big, 1), experts(400, big, 1)),
         "18000_small": (experts(18_000, many, 1), experts(18_000, many, 1)),
@@ -213,11 +350,20 @@ def main() -> None:
         "rows4_to_columns2": (rows_of(128, third, 4, 0), rows_of(128, third, 2, 1)),
         "ep8_to_ep4": (experts(128, third, 8), experts(128, third, 4)),
         "fsdp8_to_tp2": (flat(128, third, 8), rows_of(128, third, 2, 1)),
+        "host_to_one": (experts(128, half, 1), experts(128, half, 1)),
+        "host_to_two": (experts(128, half, 1), experts(128, half, 1) * 2),
     }
+    wanted = tuple(args.only.split(","))
     with troupe.init(gpus="none" if args.device == "cpu" else "auto", output="none"):
         for row, (source, target) in table.items():
-            if row.startswith(args.only):
+            if row.startswith(wanted):
                 run(row, source, target, args)
+        if "decode".startswith(wanted):
+            decode("decode", experts(400, big, 1), args)
+        if "deaths".startswith(wanted):
+            deaths("deaths", experts(100, little, 1), args)
+    if "plan".startswith(wanted):
+        plan("plan", args)
 
 
 if __name__ == "__main__":

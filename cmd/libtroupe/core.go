@@ -54,6 +54,7 @@ type core struct {
 	rollouts     map[uint64]*openRollouts
 	routers      map[uint64]*openRouter
 	weights      map[uint64]*weights.Client // by runtime
+	movers       map[uint64]*deviceMover    // by runtime, for weights
 	served       map[string]*servedObject   // objects that drivers serve, by class name
 }
 
@@ -94,7 +95,7 @@ func newCore() (*core, error) {
 		runtimes: map[uint64]*roles.Runtime{}, closing: map[uint64]*roles.Runtime{},
 		clusters: map[uint64]*cluster{}, calls: map[uint64]func(){}, reports: map[uint64]*callReport{},
 		reservations: map[string]*roles.Reservation{}, pipelines: map[uint64]*pipe{}, rollouts: map[uint64]*openRollouts{},
-		routers: map[uint64]*openRouter{}, weights: map[uint64]*weights.Client{}, served: map[string]*servedObject{},
+		routers: map[uint64]*openRouter{}, weights: map[uint64]*weights.Client{}, movers: map[uint64]*deviceMover{}, served: map[string]*servedObject{},
 	}
 	bus.OnPanic(c.corePanicked)
 	return c, nil

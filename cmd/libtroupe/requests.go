@@ -165,6 +165,7 @@ var ops = map[string]operation{
 	"weights_commit":  asks((*core).weightsCommit),
 	"weights_fill":    does((*core).weightsFill),
 	"weights_loaded":  does((*core).weightsLoaded),
+	"weights_move":    asks((*core).weightsMove),
 	"weights_next":    asks((*core).weightsNext),
 	"weights_status":  asks((*core).weightsStatus),
 }

@@ -42,6 +42,8 @@ type (
 		ofWeights
 		Use     versions.Use    `msgpack:"use"`
 		Tensors []weightsTensor `msgpack:"tensors"`
+		Device  string          `msgpack:"device,omitempty"`  // that has all of them; empty: they are in memory of the host
+		Binding uint64          `msgpack:"binding,omitempty"` // by which orders to move their bytes name them
 	}
 	weightsPublishRequest struct {
 		ofWeights
@@ -88,14 +90,18 @@ type weightsTensor struct {
 	Shape    []int64 `msgpack:"shape"`
 	Start    []int64 `msgpack:"start"`
 	Size     []int64 `msgpack:"size"`
-	Address  uint64  `msgpack:"address"`
+	Address  uint64  `msgpack:"address"` // in memory of the host, or of the device of the binding
 	Strides  []int64 `msgpack:"strides"`
 }
 
-func (t weightsTensor) tensor() weights.Tensor {
-	return weights.Tensor{
-		Name: t.Name, DType: t.DType, ItemSize: t.ItemSize, Shape: t.Shape, Box: plan.NewBox(t.Start, t.Size), Pointer: pointerAt(t.Address), Strides: t.Strides,
+func (t weightsTensor) tensor(onDevice bool) weights.Tensor {
+	out := weights.Tensor{Name: t.Name, DType: t.DType, ItemSize: t.ItemSize, Shape: t.Shape, Box: plan.NewBox(t.Start, t.Size), Strides: t.Strides}
+	if onDevice {
+		out.Address = int64(t.Address)
+	} else {
+		out.Pointer = pointerAt(t.Address)
 	}
+	return out
 }
 
 // pointerAt is an address of the caller's memory, which is none of Go's.
@@ -122,12 +128,13 @@ func (c *core) weightsClient(runtime uint64) (*weights.Client, error) {
 	if c.runtimes[runtime] == nil { // it was closed meanwhile
 		return nil, bus.Errorf(bus.CodeClosed, "this session is closed; call troupe.init() again")
 	}
+	mover := newDeviceMover()
 	client, err := weights.NewClient(weights.ClientConfig{
 		Bus: rt.Bus(), Namespace: rt.Namespace(), Session: rt.Session(), References: rt.References(), Memory: c.memory, AllocFunc: c.memory.makeShared,
-		Member: c.memberLocked(rt), Logger: c.log,
+		Device: mover, Member: c.memberLocked(rt), Logger: c.log,
 	})
 	if err == nil {
-		c.weights[runtime] = client
+		c.weights[runtime], c.movers[runtime] = client, mover
 	}
 	return client, err
 }
@@ -167,10 +174,12 @@ func (m *memory) makeShared(n int) []byte {
 // closeWeights ends what a runtime has of weights, before its session.
 func (c *core) closeWeights(runtime uint64) {
 	c.mu.Lock()
-	client := c.weights[runtime]
+	client, mover := c.weights[runtime], c.movers[runtime]
 	delete(c.weights, runtime)
+	delete(c.movers, runtime)
 	c.mu.Unlock()
 	if client != nil {
+		close(mover.ended)
 		client.Close()
 	}
 }
@@ -190,9 +199,12 @@ func (c *core) closeAllWeights() {
 func (c *core) weightsBind(ctx context.Context, w *weights.Weights, r weightsBindRequest) error {
 	tensors := make([]weights.Tensor, len(r.Tensors))
 	for i, t := range r.Tensors {
-		tensors[i] = t.tensor()
+		tensors[i] = t.tensor(r.Device != "")
 	}
-	return w.Bind(ctx, r.Use, tensors)
+	if r.Device == "" {
+		return w.Bind(ctx, r.Use, tensors)
+	}
+	return w.BindOn(ctx, r.Use, tensors, &weights.DeviceTensors{ID: r.Binding, Name: r.Device})
 }
 
 func (c *core) weightsPublish(ctx context.Context, w *weights.Weights, r weightsPublishRequest) (versions.Version, error) {

@@ -1,6 +1,7 @@
 """A device in the host's memory: device memory is a memfd, an IPC handle names the memfd of a process. It stands for
 CUDA on machines without."""
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -9,6 +10,7 @@ import struct
 
 import numpy as np
 
+from troupe import _cuda_mover
 from troupe import _device_backend as _device
 
 
@@ -49,6 +51,59 @@ class Memory:
             os.close(self.fd)
 
 
+class HostMover:
+    """Copies in memory of the host, element by element of the records."""
+
+    def __init__(self, device):
+        self.device = device
+
+    def mark(self):
+        self.device.marks += 1
+        return self.device.marks
+
+    @contextlib.contextmanager
+    def at_work(self, after):
+        assert after is None or after <= self.device.marks
+        yield
+
+    def memory(self, nbytes):
+        if self.device.full:
+            raise _device.DeviceError("no memory for weights")
+        array = self.device.device_array(np.zeros(nbytes, "u1"))
+        self.device.allocated += 1
+        return self.device.lend(array, False, {})
+
+    def table(self, copies):
+        return np.frombuffer(copies, "i8").reshape(-1, 7).tolist()
+
+    def pack(self, table, arena):
+        self.copy(table, lambda tensor, offset, n: ctypes.memmove(arena + offset, tensor, n))
+
+    def unpack(self, table, arena):
+        self.copy(table, lambda tensor, offset, n: ctypes.memmove(tensor, arena + offset, n))
+
+    def copy(self, table, move):
+        for address, offset, run, n0, n1, s0, s1 in table:
+            for outer in range(n1):
+                for inner in range(n0):
+                    move(address + outer * s1 + inner * s0, offset, run)
+                    offset += run
+
+    def digests(self, parts):
+        out = []
+        for source, target, n in parts:
+            if target:
+                ctypes.memmove(target, source, n)
+            words = np.frombuffer((ctypes.c_char * (-(-n // 8) * 8)).from_address(target or source), "i8")
+            with np.errstate(over="ignore"):
+                total = int(_cuda_mover.digest_of(words, np.arange(len(words))))
+            out.append((total + n * _cuda_mover._LENGTH) % (1 << 64))
+        return out
+
+    def wait(self):
+        pass
+
+
 class HostDevice:
     """A device with a name; processes with the same name see the same device."""
 
@@ -56,7 +111,16 @@ class HostDevice:
         self.name, self.exports, self.opens = name.ljust(16), exports, opens
         self.full = False  # no memory for a copy
         self.kill_at = -1  # writes until the process kills itself
-        self.registered = 0
+        self.registered = self.marks = self.allocated = 0
+
+    def uuid_of(self, device):
+        return self.name
+
+    def mover(self, device):
+        return HostMover(self)
+
+    def address_of(self, value):
+        return value.ctypes.data
 
     def device_array(self, source):
         source = np.asarray(source)

@@ -12,7 +12,8 @@ import pytest
 
 import troupe
 import weights_workers
-from troupe import Box
+from host_device import HostDevice
+from troupe import Box, _device
 
 
 def until(condition, seconds=120.0):
@@ -328,7 +329,7 @@ def test_mistakes(session, name):
 class DeviceTensor:
     """As much of torch.Tensor as weights need, on numpy: a tensor of a device says so, and has no address."""
 
-    layout, is_meta, is_nested = "strided", False, False
+    layout, is_meta, is_nested, is_cuda = "strided", False, False, False
 
     def __init__(self, array, device="cpu"):
         self.array, self.device = array, types.SimpleNamespace(type=device)
@@ -360,7 +361,13 @@ def test_tensors_of_torch_and_of_a_device(both, monkeypatch):
     monkeypatch.setitem(
         sys.modules,
         "torch",
-        types.SimpleNamespace(Tensor=DeviceTensor, strided="strided", empty=empty, float32="torch.float32"),
+        types.SimpleNamespace(
+            Tensor=DeviceTensor,
+            nn=types.SimpleNamespace(Parameter=DeviceTensor),
+            strided="strided",
+            empty=empty,
+            float32="torch.float32",
+        ),
     )
     source = DeviceTensor(np.arange(60_000, dtype="f4").reshape(200, 300).T, "xpu")
     near, far = DeviceTensor(np.zeros((300, 100), "f4")), DeviceTensor(np.zeros((300, 100), "f4"), "xpu")
@@ -377,3 +384,123 @@ def test_tensors_of_torch_and_of_a_device(both, monkeypatch):
     w.bind(load=lambda pairs: got.update(pairs))
     w.commit(w.stage(version))
     assert isinstance(got["x"], DeviceTensor) and np.array_equal(got["x"].array, source.array)
+
+
+@pytest.fixture
+def device():
+    _device._backend = HostDevice()  # stays: a thread of the process serves readers with it from now on
+    return _device._backend
+
+
+def lent_values():
+    """What this process lends, also of other tests: the newest version of a name stays until its session ends."""
+    return set(_device._lender._tensors.items()) if _device._lender else set()
+
+
+def test_tensors_on_one_device_stay_there(both, device):
+    """Rows become columns through arenas of the device: their bytes do not come to the host."""
+    whole = device.device_array(np.arange(60_000, dtype="f4").reshape(200, 300))
+    bits, none = device.device_array(np.arange(1001, dtype="i2")), np.zeros((0, 4), "f4")
+    left, right = (device.device_array(np.zeros((200, 150), "f4")) for _ in range(2))
+    odd = device.device_array(np.zeros(1001, "i2"))
+    parts = [Box((200, 300), (0, 0), left), Box((200, 300), (0, 150), right)]
+    w = both({"x": whole, "y": bits, "none": none}, {"x": parts, "y": odd, "none": none.copy()})
+    before = lent_values()
+    for step in range(1, 6):
+        whole += 1
+        bits += 1
+        version = w.publish(step)
+        expected = whole.copy()
+        whole[...] += 1  # the version is a snapshot
+        w.stage(version)
+        assert not np.array_equal(left, expected[:, :150]), "staging does not change the tensors"
+        w.commit(version)
+        assert np.array_equal(np.hstack([left, right]), expected) and np.array_equal(odd, bits)
+    (member,) = (m for m in w.status()["members"] if m.get("use") == "take")
+    assert set(member["bytes"]) == {"device"} and device.registered == 0
+    until(lambda: len(lent_values() - before) == 1)  # the bucket of the newest version
+    assert device.allocated <= 4, "the arenas are used again"
+    w.bind({"x": whole.copy()}, use="publish")
+    w.bind({"x": parts}, use="take")
+    w.commit(w.stage(w.publish(6)))
+    assert np.array_equal(np.hstack([left, right]), whole)
+
+
+WAYS = [("InferOnDevice", "device"), ("InferElsewhere", "host"), ("InferByBus", "host"), ("Infer", "host")]
+
+
+def test_receivers_of_a_device_by_every_way(start, name):
+    """On the device of the publishers, on another of the host, over the bus, and in memory of the host."""
+    train = start(weights_workers.TrainOnDevice)
+    receivers = [(start(getattr(weights_workers, cls)), way) for cls, way in WAYS]
+    for step in (1, 2, 3):
+        version = publish(train, step)
+        for infer, _ in receivers:
+            take(infer, version)
+            assert seen(infer) == (step, version)
+    for infer, way in receivers:
+        until(lambda infer=infer: committed(name, infer.name) == [version] * 2)
+        assert all(set(m["bytes"]) == {way} for m in members(name, infer.name))
+    one = start(weights_workers.InferOnDevice, 1)
+    take(one, version)
+    assert seen(one) == (3, version), "what was packed for two is packed again for one"
+    publish(train, 4)
+    until(lambda: max(train.execute_all_sync("kept")) <= 6)
+
+
+def test_deltas_of_tensors_on_a_device(start, name):
+    """They are made and applied in memory of the host."""
+    train = start(weights_workers.DeltasOnDevice)
+    infer, far = start(weights_workers.InferOnDevice), start(weights_workers.Infer)
+    for step in (1, 2, 3, 4):
+        version = publish(train, step)
+        for receiver in (infer, far):
+            take(receiver, version)
+            assert seen(receiver) == (step, version)
+
+
+def test_a_receiver_on_the_device_is_killed(start, name, tmp_path):
+    train, infer = start(weights_workers.TrainOnDevice), start(weights_workers.InferOnDevice)
+    dying = start(weights_workers.InferOnDevice, 1)
+    take(infer, publish(train, 1))
+    pid = dying.workers[0].pid()
+    lost = dying.execute_all_async("stage_forever", str(tmp_path / "staged"))
+    until((tmp_path / "staged").exists)
+    os.kill(pid, signal.SIGKILL)
+    for step in range(2, 6):
+        version = publish(train, step)
+        take(infer, version)
+        assert seen(infer) == (step, version)
+    with pytest.raises(troupe.WorkerLostError):
+        lost.result(120)
+    until(lambda: max(train.execute_all_sync("kept")) <= 3)
+
+
+def test_a_device_without_memory_is_named(both, device):
+    source, target = device.device_array(np.ones(70_000)), device.device_array(np.zeros(70_000))
+    w = both({"x": source}, {"x": target})
+    device.full = True
+    with pytest.raises(troupe.Error, match="no memory for weights"):
+        w.publish(1)
+    device.full = False
+    version = w.publish(2)
+    device.full = True
+    with pytest.raises(troupe.Error, match="no memory for weights"):
+        w.stage(version)
+    device.full = False
+    w.commit(w.stage(version))
+    assert np.array_equal(source, target)
+
+
+def test_a_bucket_that_was_changed_is_refused(both, device):
+    source, target = device.device_array(np.arange(70_000.0)), device.device_array(np.zeros(70_000))
+    w = both({"x": source}, {"x": target})
+    before = lent_values()
+    version = w.publish(1)
+    ((_, lent),) = lent_values() - before
+    lent.value[5] ^= 1
+    with pytest.raises(troupe.Error, match="another digest"):
+        w.stage(version)
+    lent.value[5] ^= 1
+    w.commit(w.stage(version))
+    assert np.array_equal(source, target)

@@ -7,22 +7,28 @@ import warnings
 import numpy as np
 
 import troupe
-from troupe import Box
+from host_device import HostDevice
+from troupe import Box, _device
 
 ROWS, COLUMNS = 512, 1024
 
 
 class Train(troupe.Worker):
+    mode = "full"
+
+    def zeros(self, shape, dtype):
+        return np.zeros(shape, dtype)
+
     def open(self, name):
         half = ROWS // self.world_size
-        self.a, self.b = np.zeros((half, COLUMNS), "f4"), np.zeros(3, "f8")
+        self.a, self.b = self.zeros((half, COLUMNS), "f4"), self.zeros(3, "f8")
         self.w = troupe.weights(name)
         self.w.bind({"a": [Box((ROWS, COLUMNS), (half * self.rank, 0), self.a)], "b": self.b})
 
     def step(self, step):
         self.a[:] = step + self.rank
         self.b[:] = step
-        version = self.w.publish(step)
+        version = self.w.publish(step, mode=self.mode)
         self.a[:] = -1  # the version is a snapshot
         return version
 
@@ -37,9 +43,12 @@ class Train(troupe.Worker):
 
 
 class Infer(troupe.Worker):
+    def zeros(self, shape, dtype):
+        return np.zeros(shape, dtype)
+
     def open(self, name):
         part = COLUMNS // self.world_size
-        self.a, self.b = np.zeros((ROWS, part), "f4"), np.zeros(3, "f8")
+        self.a, self.b = self.zeros((ROWS, part), "f4"), self.zeros(3, "f8")
         self.w = troupe.weights(name)
         self.w.bind({"a": Box((ROWS, COLUMNS), (0, part * self.rank), self.a), "b": self.b})
 
@@ -110,3 +119,42 @@ class Engine(troupe.Worker):
         a, b = self.tensors["a"], self.tensors["b"]
         assert a.shape == (ROWS, COLUMNS) and np.all(a[ROWS // 2 :] == a[0, 0] + 1)
         return float(a[0, 0]), float(b[2]), self.w.version
+
+
+class OnDevice:
+    """Tensors on a device in memory of the host."""
+
+    name = b"one"
+
+    def __init__(self):
+        _device._backend = self.device = HostDevice(self.name)
+        _device.CHUNK = 256 << 10
+
+    def zeros(self, shape, dtype):
+        return self.device.device_array(np.zeros(shape, dtype))
+
+    def kept(self):
+        """The number of buckets that are lent."""
+        return _device.count()
+
+
+class TrainOnDevice(OnDevice, Train):
+    pass
+
+
+class DeltasOnDevice(TrainOnDevice):
+    mode = "delta"
+
+
+class InferOnDevice(OnDevice, Infer):
+    pass
+
+
+class InferElsewhere(InferOnDevice):
+    name = b"two"
+
+
+class InferByBus(InferElsewhere):
+    def open(self, name):
+        os.environ["TROUPE_DEVICE"] = "bus"
+        super().open(name)

@@ -16,6 +16,8 @@ from ._device_backend import DeviceError, Lent, Wait, nothing
 if TYPE_CHECKING:
     import torch
 
+    from ._cuda_mover import CudaMover
+
 _PORTABLE, _READ_ONLY, _LAZY_PEER, _NON_BLOCKING, _NO_TIMING = 1, 8, 1, 1, 2
 
 
@@ -34,6 +36,8 @@ def _load() -> ctypes.CDLL | None:
         "cuCtxPushCurrent_v2": (pointer,),
         "cuCtxPopCurrent_v2": (pointer,),
         "cuMemGetAddressRange_v2": (pointer, pointer, u64),
+        "cuMemAlloc_v2": (pointer, size),
+        "cuMemFree_v2": (u64,),
         "cuIpcGetMemHandle": (pointer, u64),
         "cuIpcOpenMemHandle_v2": (pointer, _Handle, ctypes.c_uint),
         "cuIpcCloseMemHandle": (u64,),
@@ -188,6 +192,27 @@ class Cuda:
         dtype, shape = str(source.dtype).removeprefix("torch."), tuple(source.shape)
         return Lent(source, dtype, shape, source.nbytes, pointer, device, self._uuid(device), handle, offset)
 
+    def uuid_of(self, device: int) -> bytes:
+        return self._uuid(device)
+
+    def mover(self, device: int) -> CudaMover:
+        from ._cuda_mover import CudaMover
+
+        return CudaMover(self, device)
+
+    def allocate(self, device: int, nbytes: int) -> tuple[int, Callable[[], None]]:
+        """Allocates memory beside torch's, which any process may open. Returns its address, and a function that frees
+        it."""
+        pointer = ctypes.c_uint64()
+        with self._context(device):
+            self._call("cuMemAlloc_v2", ctypes.byref(pointer), nbytes)
+
+        def free() -> None:
+            with self._context(device):
+                self._call("cuMemFree_v2", pointer.value)
+
+        return pointer.value, free
+
     def wait(self, device: int) -> None:
         sys.modules["torch"].cuda.current_stream(device).synchronize()
 
@@ -270,6 +295,9 @@ class Cuda:
             if entry[1] == 0:
                 del self._opened[device, handle]
                 self._call("cuIpcCloseMemHandle", entry[0])
+
+    def address_of(self, value: torch.Tensor) -> int:
+        return int(value.data_ptr())
 
     def empty(self, nbytes: int) -> tuple[torch.Tensor, int]:
         import torch

@@ -37,6 +37,8 @@ from ._seam import FREED, PUT_FAILED, WANTED, CompletionHead, WantedMeta
 if TYPE_CHECKING:
     import torch
 
+    from ._session import Session
+
 SMALLEST = 1 << 20  # bytes from which the tensors of a message are lent; fewer travel in the message
 LARGE = 16 << 20  # bytes from which a tensor that is copied is lent by itself; smaller ones share blocks
 MOST = 500  # tensors lent by themselves, and blocks, in one message, whose list of references is bounded
@@ -197,9 +199,9 @@ class _Block:
         self.description = bytearray(_DESCRIPTION)
 
 
-def _lend(lent: Lent, share: bool) -> tuple[_reference.Reference, bytes]:
+def lend(session: Session, lent: Lent) -> tuple[int, str]:
+    """Makes a value with one use of a tensor. Returns its number, and the socket for readers of its bytes."""
     global _lender
-    session = _session.current(start=False)
     session.core.check()
     with _lock:
         if _lender is None or _lender.pid != os.getpid():
@@ -207,6 +209,17 @@ def _lend(lent: Lent, share: bool) -> tuple[_reference.Reference, bytes]:
         lender = _lender
     number = lender.add(session, lent)
     counters["lent"] += 1
+    return number, lender.path
+
+
+def find(owner: str, number: int) -> Lent | None:
+    """Returns a tensor that this process lends."""
+    return _lender.find(owner, number) if _lender is not None else None
+
+
+def _lend(lent: Lent, share: bool) -> tuple[_reference.Reference, bytes]:
+    session = _session.current(start=False)
+    number, path = lend(session, lent)
     ref = _reference.Reference(session, session.session, number)
     fields = {
         "owner": session.session,
@@ -214,7 +227,7 @@ def _lend(lent: Lent, share: bool) -> tuple[_reference.Reference, bytes]:
         "dtype": lent.dtype,
         "shape": list(lent.shape),
         "uuid": lent.uuid,
-        "socket": lender.path,
+        "socket": path,
     }
     if lent.handle:
         fields["handle"], fields["offset"] = lent.handle, lent.offset
@@ -289,11 +302,15 @@ class Lender:
     def _fill(self, runtime: int, owner: str, number: int) -> None:
         """Gives the core the bytes of a value, for a receiver without a shorter path."""
         lent, lib = self._tensors.get((owner, number)), self._core.lib
+        address: Any
         if lent is None:
             return  # the value was freed meanwhile
         try:
+            if lent.raw:
+                lib.troupe_fill(runtime, number, 0, self._bytes_of(lent), lent.nbytes)
+                return
             body = _codec.Codec().encode(lent.value)
-            address: Any = body if isinstance(body, bytes) else self._core.place(body)
+            address = body if isinstance(body, bytes) else self._core.place(body)
             lib.troupe_fill(runtime, number, 0, address, len(body))
         except Exception as err:
             text = msgpack.packb(
@@ -304,6 +321,18 @@ class Lender:
                 }
             )
             lib.troupe_fill(runtime, number, PUT_FAILED, text, len(text))
+
+    def _bytes_of(self, lent: Lent) -> int:
+        """Copies the bytes of a tensor to memory of the core, and returns the address."""
+        address: int = self._core.lib.troupe_alloc(lent.nbytes)
+        if not address:
+            raise MemoryError(f"no room for {lent.nbytes} bytes")
+        try:
+            backend().read(lent, 0, address, lent.nbytes)()
+        except BaseException:
+            self._core.lib.troupe_release(address)
+            raise
+        return address
 
     def _accept(self) -> None:
         assert self._listener is not None
@@ -467,7 +496,7 @@ def receive(codec: _codec.Codec, fields: Any) -> torch.Tensor:
     except (AttributeError, KeyError, TypeError, ValueError) as err:
         raise _errors.MalformedError(f"a tensor on a device that does not say what it is: {err}") from err
     ref = _reference.Reference.received(owner, number)
-    lent = _lender.find(owner, number) if _lender is not None else None
+    lent = find(owner, number)
     if lent is not None:  # lent by this process
         counters["own"] += 1
         return lent.value if share else backend().copy(lent)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +23,19 @@ class DeviceError(Exception):
 class Lent:
     """A tensor that this process keeps for others."""
 
-    __slots__ = ("device", "dtype", "handle", "nbytes", "offset", "pointer", "shape", "uuid", "value")
+    __slots__ = (
+        "__weakref__",
+        "device",
+        "dtype",
+        "handle",
+        "nbytes",
+        "offset",
+        "pointer",
+        "raw",
+        "shape",
+        "uuid",
+        "value",
+    )
 
     def __init__(
         self,
@@ -43,6 +56,40 @@ class Lent:
         self.uuid = uuid
         self.handle = handle  # IPC handle of the allocation; empty: there is none
         self.offset = offset  # offset in the allocation
+        self.raw = False  # whether receivers without the device get its bytes alone, not a value
+
+
+class Mover(Protocol):
+    """Copies between tensors and arenas of bytes on one device, beside its other work. One thread uses it, but for
+    mark."""
+
+    def mark(self) -> object:
+        """Returns a point in the work that the calling thread has given to the device so far."""
+
+    def at_work(self, after: object) -> contextlib.AbstractContextManager[None]:
+        """Returns a block in which the methods below are called: their copies wait for the mark `after`."""
+
+    def memory(self, nbytes: int) -> Lent:
+        """Allocates zeros that other processes can open. Raises DeviceError if memory is short."""
+
+    def table(self, copies: bytes) -> object:
+        """Prepares copies, records of seven 64-bit integers: the address in a tensor, the offset in an arena, the bytes
+        of a run, the numbers of runs in two dimensions, the inner one first, and the bytes between them in the
+        tensor."""
+
+    def pack(self, table: Any, arena: int) -> None:
+        """Copies tensors to the arena at an address."""
+
+    def unpack(self, table: Any, arena: int) -> None:
+        """Copies the arena at an address to tensors."""
+
+    def digests(self, parts: Sequence[tuple[int, int, int]]) -> list[int]:
+        """Copies bytes, in pieces between which others use the device, and returns their digests when they are there.
+        A part is a source, a target, or 0 for a digest without a copy, and a number of bytes. Both are aligned to 8
+        bytes, and followed by zeros up to a multiple of 8."""
+
+    def wait(self) -> None:
+        """Waits for all copies."""
 
 
 class Backend(Protocol):
@@ -58,6 +105,12 @@ class Backend(Protocol):
         """Returns the tensor in contiguous form, with snapshot as a copy; None if memory for the copy is short. The
         tensor is complete after wait. room has the bytes, by device, that the copies of one message may still use; the
         first copy on a device sets its entry."""
+
+    def uuid_of(self, device: int) -> bytes:
+        """Returns the identity of a device, the same in all processes."""
+
+    def mover(self, device: int) -> Mover:
+        """Returns what copies weights on a device, for one thread."""
 
     def device_of(self, value: torch.Tensor) -> int:
         """Returns the index of the device that has the tensor."""
@@ -76,6 +129,9 @@ class Backend(Protocol):
         """Opens the tensor of an IPC handle. Without keep, returns a copy, complete after the Wait, until which the
         producer must keep the tensor. With keep, returns the memory itself, and keeps `keep` alive as long as the
         memory is used."""
+
+    def address_of(self, value: torch.Tensor) -> int:
+        """Returns where a device tensor is."""
 
     def empty(self, nbytes: int) -> tuple[torch.Tensor, int]:
         """Allocates bytes on this process's device. Returns the memory and its address."""

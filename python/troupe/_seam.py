@@ -533,7 +533,15 @@ def wait_ready(*, cluster: int, timeout: float | None = None) -> Request:
     return Request("wait_ready", locals())
 
 
-def weights_bind(*, runtime: int, name: str, use: str, tensors: Sequence[Mapping[str, object]]) -> Request:
+def weights_bind(
+    *,
+    runtime: int,
+    name: str,
+    use: str,
+    tensors: Sequence[Mapping[str, object]],
+    device: str | None = None,
+    binding: int | None = None,
+) -> Request:
     return Request("weights_bind", locals())
 
 
@@ -551,6 +559,12 @@ def weights_loaded(
     *, runtime: int, name: str, version: Mapping[str, object], took: float | None = None, failure: str | None = None
 ) -> Request:
     return Request("weights_loaded", locals())
+
+
+def weights_move(
+    *, runtime: int, number: int, buckets: Sequence[Mapping[str, object]], failure: str | None = None
+) -> Request:
+    return Request("weights_move", locals())
 
 
 def weights_next(*, runtime: int, name: str, version: Mapping[str, object], timeout: float | None = None) -> Request:

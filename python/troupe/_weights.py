@@ -9,11 +9,11 @@ import math
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast, overload
 
 import msgpack
 
-from . import _check, _codec, _errors, _seam, _session
+from . import _check, _codec, _device, _errors, _seam, _session, _weights_device
 from ._future import Asked
 from ._pipeline import settle, warn_if_blocking
 
@@ -79,13 +79,41 @@ class _Tensors:
         self.fields: list[dict[str, object]] = []
         self.kept: list[object] = []
         self.fixed = ""  # a tensor that cannot be written
+        self.device: _weights_device.Binding | None = None  # that has all tensors
         self.mirrors: list[tuple[Any, Any]] = []  # tensors of a device, each with its copy in memory of the host
+        self._remote: list[tuple[int, Any]] = []  # tensors of a device, with the index of their fields
 
     def add(self, name: object, value: object) -> None:
         if not isinstance(name, str) or not name:
             raise _errors.InvalidError(f"weights {self.name!r}: {name!r} is no name of a tensor; give a dict by name")
         for box in self._boxes(name, value):
             self._add_box(name, box)
+
+    def place(self, session: Session) -> None:
+        """Decides how the bytes of tensors on devices are reached, once all are added: on the device if one has all of
+        them, otherwise through memory of the host."""
+        backend = _device.backend()
+        tensors = [view for _, view in self._remote]
+        some = sum(1 for field in self.fields if 0 not in cast(tuple[int, ...], field["size"]))
+        if len(tensors) == some > 0 and _device.mode() != "0" and all(map(backend.is_tensor, tensors)):
+            devices = {backend.device_of(view) for view in tensors}
+            if len(devices) == 1:
+                self.device = _weights_device.Binding(session, devices.pop(), tensors)
+                return
+        for index, view in self._remote:
+            _, _, address, strides, _ = self._memory(str(self.fields[index]["name"]), self._mirror(view))
+            self.fields[index].update(address=address, strides=strides)
+
+    def binding(self) -> dict[str, object]:
+        """The fields of the request to bind."""
+        if self.device is None:
+            return {"tensors": self.fields}
+        return {"tensors": self.fields, "device": self.device.uuid.hex(), "binding": self.device.number}
+
+    def mark(self) -> None:
+        """Makes copies on the device wait for the work that this thread has given to it."""
+        if self.device is not None:
+            self.device.mark()
 
     def _fail(self, name: str, why: str) -> _errors.InvalidError:
         return _errors.InvalidError(f"weights {self.name!r}: tensor {name!r}: {why}")
@@ -146,11 +174,15 @@ class _Tensors:
         if torch is not None and isinstance(view, torch.Tensor):
             dtype = str(view.dtype).removeprefix("torch.")
             view = view.detach()
-            if view.device.type != "cpu":
-                view = self._mirror(view)
-            item, strides, address, writable = view.element_size(), view.stride(), view.data_ptr(), True
+            remote = view.device.type != "cpu"
+            if remote and 0 not in view.shape:
+                self._remote.append((len(self.fields), view))
+            item, strides, writable = view.element_size(), view.stride(), True
+            address = view.data_ptr() if not remote or _device.backend().is_tensor(view) else 0
             strides = tuple(n * item for n in strides)
         else:
+            if _device.backend().is_tensor(view):
+                self._remote.append((len(self.fields), view))
             dtype, item, strides, writable = view.dtype.name, view.dtype.itemsize, view.strides, view.flags.writeable
             if not view.dtype.isnative:
                 raise self._fail(name, f"its dtype {view.dtype.str} has another byte order than this machine")
@@ -181,7 +213,8 @@ class _Tensors:
         return mirror
 
     def from_device(self) -> None:
-        """Copies tensors of devices to memory of the host."""
+        """Copies tensors of devices to memory of the host, if the core moves their bytes there."""
+        self.mark()
         for tensor, mirror in self.mirrors:
             mirror.copy_(tensor, non_blocking=True)
         self._synchronize()
@@ -300,7 +333,7 @@ class Weights:
         made = _Tensors(self.name)
         for name, value in tensors.items():
             made.add(name, value)
-
+        made.place(self._session)
         self._binding.append(made)
 
         def bound(_: object) -> None:
@@ -310,7 +343,7 @@ class Weights:
                 self._load = None if use == "take" else self._load
                 self._staged = None
 
-        return settle(self._ask(_seam.weights_bind, bound, use=use or "", tensors=made.fields), blocking)
+        return settle(self._ask(_seam.weights_bind, bound, use=use or "", **made.binding()), blocking)
 
     def _tensors(self, use: str) -> _Tensors | None:
         return self._bound.get(use) or self._bound.get("")
@@ -417,6 +450,8 @@ class Weights:
         warn_if_blocking("weights.commit", blocking)
 
         tensors = self._tensors("take")
+        if tensors is not None:
+            tensors.mark()
 
         def committed(answer: dict[str, int]) -> Version:
             if tensors is not None:
