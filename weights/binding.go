@@ -302,7 +302,7 @@ func (b *Binding) free(n versions.News) {
 		}
 		if h.full {
 			h.full, h.bodies = false, nil
-			refs.Release(append(references(h.content.Content.Buckets), h.cut...)...)
+			refs.ReleaseForAll(append(references(h.content.Content.Buckets), h.cut...)...)
 		}
 		if !slices.Contains(n.Deltas, v) {
 			refs.Release(references(h.content.Content.Deltas)...)

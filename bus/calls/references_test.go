@@ -263,6 +263,42 @@ func TestALostCountIsCorrected(t *testing.T) {
 	}
 }
 
+// TestUnwantedValuesEndAtOnce releases values whose owner knows that nobody will hold them again: they need no grace, but are kept for a holder.
+func TestUnwantedValuesEndAtOnce(t *testing.T) {
+	bustest.VirtualTime(t, func(t *testing.T) {
+		srv := bustest.StartServer(t, bustest.Options{})
+		owner, holder := endpoint(t, newFaultyConn(t, srv).Bus), endpoint(t, newFaultyConn(t, srv).Bus)
+		put := func() wire.Reference {
+			ref, err := owner.References().Put([]byte("x"), nil, nil)
+			require.NoError(t, err)
+			holder.References().Retain(ref)
+			time.Sleep(5 * time.Second) // of virtual time: the owner knows of the holder
+			return ref
+		}
+		dropped := put()
+		holder.References().Release(dropped)
+		time.Sleep(time.Second)
+		owner.References().Release(dropped)
+		require.Equal(t, 1, owner.References().Owned(), "another process may hold it again")
+		time.Sleep(time.Second)
+		require.Zero(t, owner.References().Owned())
+
+		dropped = put()
+		holder.References().Release(dropped)
+		time.Sleep(time.Second)
+		owner.References().ReleaseForAll(dropped)
+		require.Zero(t, owner.References().Owned())
+
+		held := put()
+		owner.References().ReleaseForAll(held)
+		time.Sleep(5 * time.Second)
+		require.Equal(t, 1, owner.References().Owned(), "it is held")
+		holder.References().Release(held)
+		time.Sleep(100 * time.Millisecond)
+		require.Zero(t, owner.References().Owned())
+	})
+}
+
 // TestManyReferencesOfOneOwner has more references than one message holds, and loses the first messages about them.
 func TestManyReferencesOfOneOwner(t *testing.T) {
 	bustest.VirtualTime(t, func(t *testing.T) {

@@ -92,12 +92,13 @@ const (
 
 // ownedValue is a value of this endpoint. The mutex of References guards it.
 type ownedValue struct {
-	id     uint64
-	state  valueState
-	uses   int  // in this process
-	others int  // processes that hold it
-	shared bool // another process has held it
-	since  time.Time
+	id       uint64
+	state    valueState
+	uses     int  // in this process
+	others   int  // processes that hold it
+	shared   bool // another process has held it
+	unwanted bool // no process will hold it again
+	since    time.Time
 
 	body     []byte
 	memory   Memory
@@ -412,6 +413,18 @@ func (r *References) Release(refs ...wire.Reference) {
 	}
 }
 
+// ReleaseForAll is Release of values of this process that no process will hold again: they end with their last holder, at once.
+func (r *References) ReleaseForAll(refs ...wire.Reference) {
+	r.mu.Lock()
+	for _, ref := range refs {
+		if v := r.owned[ref.ID]; v != nil && ref.Owner == r.store.name {
+			v.unwanted = true
+		}
+	}
+	r.mu.Unlock()
+	r.Release(refs...)
+}
+
 // ReleaseSent is Release of references that were sent to another process. Values of this process among them are kept for a moment,
 // in which the hold of that process arrives, if it is not here yet.
 func (r *References) ReleaseSent(refs ...wire.Reference) {
@@ -455,12 +468,12 @@ func (r *References) tellOwnersLocked(kind wire.Kind, refs []wire.Reference) {
 }
 
 // unusedLocked frees a value that nothing refers to; the result must be called without the lock. A value that another process
-// has held is freed after freeGrace, unless it is held again.
+// has held is freed after freeGrace, unless it is held again or unwanted.
 func (r *References) unusedLocked(v *ownedValue) (free func()) {
 	if v.uses > 0 || v.others > 0 || r.owned[v.id] != v {
 		return func() {}
 	}
-	if v.shared && !r.closed {
+	if v.shared && !v.unwanted && !r.closed {
 		if r.unheld[v.id] == nil {
 			r.unheld[v.id], v.since = v, time.Now()
 			r.store.session.WakeSweep()
