@@ -68,12 +68,14 @@ python: build $(VENV)/ready ## the Go core as a library, and .venv with the pack
 	cp -f bin/troupe python/troupe/bin/troupe
 	$(VENV)/bin/python -m compileall -q python/troupe # as an installation does: a worker that starts should not have to
 
-# troupe.ray and Troupe's own API each hold the one session of a process: two runs, side by side.
+# troupe.ray and Troupe's own API each hold the one session of a process: two runs, side by side. The tests of weights have processes of their own: a session keeps
+# the newest version that it has published, and a simulated device, which the others count as theirs.
 python-test: ## the Python suite; `make python` first
 	@$(MAKE) --no-print-directory -j2 python-test-core python-test-ray
 
 python-test-core:
-	cd python && ../$(VENV)/bin/python -m pytest -n 5 --dist worksteal --ignore tests/ray_api
+	cd python && ../$(VENV)/bin/python -m pytest -n 5 --dist worksteal --ignore tests/ray_api --ignore tests/test_weights.py
+	cd python && ../$(VENV)/bin/python -m pytest -n 3 tests/test_weights.py
 
 python-test-ray:
 	cd python && ../$(VENV)/bin/python -m pytest tests/ray_api

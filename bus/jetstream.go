@@ -21,8 +21,9 @@ const (
 // the cluster's leader counts on a new server a moment after its routes are there.
 const membersAppear = 5 * time.Second
 
-// streamKnown is how long a cluster may take to know of a stream whose name it refuses as taken.
-const streamKnown = 5 * time.Second
+// streamKnown is how long a cluster may take to know of a stream whose name it refuses as taken, and to answer at all: a request is lost that
+// reaches a server which has no leader yet.
+const streamKnown = 30 * time.Second
 
 // CreateStream creates a stream; with AllReplicas it has as many replicas as the cluster allows, up to three.
 func (b *Bus) CreateStream(ctx context.Context, cfg jetstream.StreamConfig) (jetstream.Stream, error) {
@@ -130,18 +131,19 @@ func (b *Bus) CopyToAll(ctx context.Context, name string) error {
 }
 
 // FindOrCreateStream opens a stream, or creates it with the configuration that create returns. While a cluster creates a stream for another
-// process, it refuses its name as taken and does not find it either; that ends when its servers know of it.
+// process, it refuses its name as taken and does not find it either; that ends when its servers know of it. A request without an answer is
+// repeated.
 func (b *Bus) FindOrCreateStream(ctx context.Context, name string, create func() jetstream.StreamConfig) (jetstream.Stream, error) {
 	known, cancel := context.WithTimeout(ctx, streamKnown)
 	defer cancel()
 	for {
 		s, err := b.JetStream().Stream(ctx, name)
-		if !errors.Is(err, jetstream.ErrStreamNotFound) {
-			return s, err
+		if errors.Is(err, jetstream.ErrStreamNotFound) {
+			s, err = b.CreateStream(ctx, create())
 		}
-		s, err = b.CreateStream(ctx, create())
-		taken := errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) || errors.Is(err, jetstream.ErrStreamNotFound)
-		if !taken || Sleep(known, streamPoll) != nil {
+		again := errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) || errors.Is(err, jetstream.ErrStreamNotFound) ||
+			errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil
+		if !again || Sleep(known, streamPoll) != nil {
 			return s, err
 		}
 	}
