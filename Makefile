@@ -39,8 +39,8 @@ test: ## all tests, Go and Python
 go-test: ## the Go tests
 	$(GO) test -vet=off -ldflags "-s -w" -p 5 -parallel 6 -timeout 30m $(PACKAGES)
 
-race: ## the tests under the race detector, without those of thousands of ranks on the page
-	$(GO) test -race -short -vet=off -p 3 -timeout 40m $(PACKAGES)
+race: ## the tests under the race detector, without those of thousands of ranks on the page, and of long runs and clusters of heads
+	$(GO) test -race -short -vet=off -p 2 -timeout 40m $(PACKAGES)
 
 lint: go-lint python-lint ## gofmt, vet, staticcheck, errcheck; ruff (its rules and its format) and mypy
 

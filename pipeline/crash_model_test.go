@@ -258,6 +258,9 @@ func (m *usageModel) operate(ctx context.Context, r *rand.Rand) {
 // what was resolved stays resolved; attempts never decrease; a removed pipeline stays removed. TROUPE_CRASH_RESTARTS is
 // the number of kills.
 func TestModelOfCrashes(t *testing.T) {
+	if testing.Short() {
+		t.Skip("its processes and waits are for a machine that is not busy with the race detector; make test runs it")
+	}
 	t.Parallel()
 	restarts := soakNumber(t, "TROUPE_CRASH_RESTARTS", 10)
 	seed := uint64(time.Now().UnixNano())

@@ -15,6 +15,9 @@ import (
 // A log with three replicas survives the loss of its leader: the pipeline waits for the election and continues, with
 // nothing lost or repeated, large bodies included.
 func TestAServerOfAClusterDies(t *testing.T) {
+	if testing.Short() {
+		t.Skip("its processes and waits are for a machine that is not busy with the race detector; make test runs it")
+	}
 	t.Parallel()
 	servers := bustest.StartCluster(t)
 	var urls []string

@@ -90,6 +90,9 @@ func (c *processSet) killOne() {
 // restarted: every item comes out once, and nothing is left in flight or in the dead letters. `make soak-pipeline` runs
 // it with 100,000 items and a kill every second.
 func TestSoak(t *testing.T) {
+	if testing.Short() {
+		t.Skip("its processes and waits are for a machine that is not busy with the race detector; make test runs it")
+	}
 	n, every := 1500, 250*time.Millisecond
 	if text := os.Getenv("TROUPE_SOAK_ITEMS"); text != "" {
 		var err error

@@ -110,6 +110,9 @@ func peakMemory() (int64, error) {
 // TestDriverMemoryIsBounded checks that a gather of 64 × 8 MiB through a server with default limits takes less than one
 // and a half times the data in the driver, which is a separate process here.
 func TestDriverMemoryIsBounded(t *testing.T) {
+	if testing.Short() {
+		t.Skip("its processes and waits are for a machine that is not busy with the race detector; make test runs it")
+	}
 	t.Parallel()
 	const world, size, connections = 64, 8 << 20, 8
 	url := bustest.External(t)

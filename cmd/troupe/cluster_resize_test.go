@@ -90,6 +90,9 @@ func reserveOn(t *testing.T, b *bus.Bus, id string) {
 // A head that runs becomes one of three and is alone again, while its workers, which its own agent runs, are called: no call is lost, no worker ends,
 // and what was stored stays. Commands that are interrupted are given again.
 func TestHeadGrowsAndShrinks(t *testing.T) {
+	if testing.Short() {
+		t.Skip("its processes and waits are for a machine that is not busy with the race detector; make test runs it")
+	}
 	t.Parallel()
 	u, at, dir := newShell(t), clusterAddresses(t), t.TempDir()
 	file := filepath.Join(dir, "bundle")
@@ -150,6 +153,9 @@ func TestHeadGrowsAndShrinks(t *testing.T) {
 
 // Two of three members are lost for good: the third is a head alone by one command, which its store needs, and has everything.
 func TestLastMemberGoesOnAlone(t *testing.T) {
+	if testing.Short() {
+		t.Skip("its processes and waits are for a machine that is not busy with the race detector; make test runs it")
+	}
 	t.Parallel()
 	u, at, dir := newShell(t), clusterAddresses(t), t.TempDir()
 	file := filepath.Join(dir, "bundle")
@@ -213,6 +219,9 @@ func install(t *testing.T, program, path string) {
 // Members whose program was replaced run the new one after `troupe cluster upgrade`, one after the other, while a role is called: no call is lost, and
 // no worker ends. What a command that was interrupted has done is not done again.
 func TestClusterUpgrade(t *testing.T) {
+	if testing.Short() {
+		t.Skip("its processes and waits are for a machine that is not busy with the race detector; make test runs it")
+	}
 	t.Parallel()
 	u, at, dir := newShell(t), clusterAddresses(t), t.TempDir()
 	file, older, newer := filepath.Join(dir, "bundle"), filepath.Join(dir, "older"), filepath.Join(dir, "newer")

@@ -95,6 +95,9 @@ func (m *memberHead) says(text string) {
 // Three heads form a cluster by the bundle of the first one: the first says for whom it waits, they have one identity, each serves the nodes of
 // all, a member that ends, or that returns with an empty disk, needs no more than the command that it had, and another one is replaced.
 func TestThreeHeadsAreOneCluster(t *testing.T) {
+	if testing.Short() {
+		t.Skip("its processes and waits are for a machine that is not busy with the race detector; make test runs it")
+	}
 	t.Parallel()
 	at, dir := clusterAddresses(t), t.TempDir()
 	store := func(i int) string { return filepath.Join(dir, fmt.Sprint("store", i)) }
@@ -176,6 +179,9 @@ func TestThreeHeadsAreOneCluster(t *testing.T) {
 
 // A head alone becomes three by a backup: what it had, and its token, stay.
 func TestOneHeadBecomesThree(t *testing.T) {
+	if testing.Short() {
+		t.Skip("its processes and waits are for a machine that is not busy with the race detector; make test runs it")
+	}
 	t.Parallel()
 	u, at, dir := newShell(t), clusterAddresses(t), t.TempDir()
 	file, saved := filepath.Join(dir, "bundle"), filepath.Join(dir, "one.backup")
