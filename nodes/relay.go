@@ -26,8 +26,9 @@ type Granted struct {
 	Share       int    // in thousandths
 }
 
-// Relay passes requests of processes with a team's credential to agents. Each must be about workers of the caller's namespace, and a launch needs a
-// grant of the namespace in the ledger; its workers get credentials of the team. What is for operators is refused.
+// Relay passes requests of processes with a team's credential to agents. Each must be about workers of the caller's namespace, and devices and
+// reservations of a launch need a grant of the namespace in the ledger; a worker that names neither needs none. Workers get credentials of the
+// team. What is for operators is refused.
 type Relay struct {
 	Bus *bus.Bus
 	// Serves says whether this process answers: one of several heads does.
