@@ -39,8 +39,11 @@ test: ## all tests, Go and Python
 go-test: ## the Go tests
 	$(GO) test -vet=off -ldflags "-s -w" -p 5 -parallel 6 -timeout 30m $(PACKAGES)
 
-race: ## the tests under the race detector, without those of thousands of ranks on the page, and of long runs and clusters of heads
+# Long runs and clusters of heads have the machine for themselves under the race detector: the rest leaves them too little of two cores.
+ALONE := TestSoak$$|TestALongItemDoesNotKeepTheOthersOnDisk|TestAServerOfAClusterDies|TestModelOfCrashes|TestDriverMemoryIsBounded|TestTimelineRequestsAreChecked|TestOneHeadBecomesThree|TestThreeHeadsAreOneCluster|TestClusterUpgrade|TestHeadGrowsAndShrinks|TestLastMemberGoesOnAlone|TestFaultsOfThreeHeads
+race: ## the tests under the race detector, without those of thousands of ranks on the page
 	$(GO) test -race -short -vet=off -p 2 -timeout 40m $(PACKAGES)
+	$(GO) test -race -vet=off -p 1 -parallel 1 -timeout 20m -run '$(ALONE)' ./pipeline ./bus/calls ./cmd/troupe ./cmd/troupe/dashboard
 
 lint: go-lint python-lint ## gofmt, vet, staticcheck, errcheck; ruff (its rules and its format) and mypy
 

@@ -259,7 +259,7 @@ func (m *usageModel) operate(ctx context.Context, r *rand.Rand) {
 // the number of kills.
 func TestModelOfCrashes(t *testing.T) {
 	if testing.Short() {
-		t.Skip("its processes and waits are for a machine that is not busy with the race detector; make test runs it")
+		t.Skip("it needs the machine for itself under the race detector: the second command of make race runs it")
 	}
 	t.Parallel()
 	restarts := soakNumber(t, "TROUPE_CRASH_RESTARTS", 10)

@@ -16,7 +16,7 @@ import (
 // nothing lost or repeated, large bodies included.
 func TestAServerOfAClusterDies(t *testing.T) {
 	if testing.Short() {
-		t.Skip("its processes and waits are for a machine that is not busy with the race detector; make test runs it")
+		t.Skip("it needs the machine for itself under the race detector: the second command of make race runs it")
 	}
 	t.Parallel()
 	servers := bustest.StartCluster(t)

@@ -298,7 +298,7 @@ func TestAPartialBatchIsDeleted(t *testing.T) {
 // Completed items behind a long-running item are deleted from the log.
 func TestALongItemDoesNotKeepTheOthersOnDisk(t *testing.T) {
 	if testing.Short() {
-		t.Skip("its processes and waits are for a machine that is not busy with the race detector; make test runs it")
+		t.Skip("it needs the machine for itself under the race detector: the second command of make race runs it")
 	}
 	t.Parallel()
 	b := newBus(t)

@@ -91,7 +91,7 @@ func (c *processSet) killOne() {
 // it with 100,000 items and a kill every second.
 func TestSoak(t *testing.T) {
 	if testing.Short() {
-		t.Skip("its processes and waits are for a machine that is not busy with the race detector; make test runs it")
+		t.Skip("it needs the machine for itself under the race detector: the second command of make race runs it")
 	}
 	n, every := 1500, 250*time.Millisecond
 	if text := os.Getenv("TROUPE_SOAK_ITEMS"); text != "" {

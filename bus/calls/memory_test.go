@@ -111,7 +111,7 @@ func peakMemory() (int64, error) {
 // and a half times the data in the driver, which is a separate process here.
 func TestDriverMemoryIsBounded(t *testing.T) {
 	if testing.Short() {
-		t.Skip("its processes and waits are for a machine that is not busy with the race detector; make test runs it")
+		t.Skip("it needs the machine for itself under the race detector: the second command of make race runs it")
 	}
 	t.Parallel()
 	const world, size, connections = 64, 8 << 20, 8

@@ -39,7 +39,7 @@ func programFile(t *testing.T) string {
 // A leading head that is killed or stopped: no call is lost or runs twice, jobs run on, and grants go on. `troupe bench heads` has more faults.
 func TestFaultsOfThreeHeads(t *testing.T) {
 	if testing.Short() {
-		t.Skip("its processes and waits are for a machine that is not busy with the race detector; make test runs it")
+		t.Skip("it needs the machine for itself under the race detector: the second command of make race runs it")
 	}
 	t.Parallel()
 	cfg := benchmarks.HeadsConfig{

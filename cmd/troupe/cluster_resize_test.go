@@ -91,7 +91,7 @@ func reserveOn(t *testing.T, b *bus.Bus, id string) {
 // and what was stored stays. Commands that are interrupted are given again.
 func TestHeadGrowsAndShrinks(t *testing.T) {
 	if testing.Short() {
-		t.Skip("its processes and waits are for a machine that is not busy with the race detector; make test runs it")
+		t.Skip("it needs the machine for itself under the race detector: the second command of make race runs it")
 	}
 	t.Parallel()
 	u, at, dir := newShell(t), clusterAddresses(t), t.TempDir()
@@ -154,7 +154,7 @@ func TestHeadGrowsAndShrinks(t *testing.T) {
 // Two of three members are lost for good: the third is a head alone by one command, which its store needs, and has everything.
 func TestLastMemberGoesOnAlone(t *testing.T) {
 	if testing.Short() {
-		t.Skip("its processes and waits are for a machine that is not busy with the race detector; make test runs it")
+		t.Skip("it needs the machine for itself under the race detector: the second command of make race runs it")
 	}
 	t.Parallel()
 	u, at, dir := newShell(t), clusterAddresses(t), t.TempDir()
@@ -220,7 +220,7 @@ func install(t *testing.T, program, path string) {
 // no worker ends. What a command that was interrupted has done is not done again.
 func TestClusterUpgrade(t *testing.T) {
 	if testing.Short() {
-		t.Skip("its processes and waits are for a machine that is not busy with the race detector; make test runs it")
+		t.Skip("it needs the machine for itself under the race detector: the second command of make race runs it")
 	}
 	t.Parallel()
 	u, at, dir := newShell(t), clusterAddresses(t), t.TempDir()

@@ -96,7 +96,7 @@ func (m *memberHead) says(text string) {
 // all, a member that ends, or that returns with an empty disk, needs no more than the command that it had, and another one is replaced.
 func TestThreeHeadsAreOneCluster(t *testing.T) {
 	if testing.Short() {
-		t.Skip("its processes and waits are for a machine that is not busy with the race detector; make test runs it")
+		t.Skip("it needs the machine for itself under the race detector: the second command of make race runs it")
 	}
 	t.Parallel()
 	at, dir := clusterAddresses(t), t.TempDir()
@@ -180,7 +180,7 @@ func TestThreeHeadsAreOneCluster(t *testing.T) {
 // A head alone becomes three by a backup: what it had, and its token, stay.
 func TestOneHeadBecomesThree(t *testing.T) {
 	if testing.Short() {
-		t.Skip("its processes and waits are for a machine that is not busy with the race detector; make test runs it")
+		t.Skip("it needs the machine for itself under the race detector: the second command of make race runs it")
 	}
 	t.Parallel()
 	u, at, dir := newShell(t), clusterAddresses(t), t.TempDir()

@@ -144,7 +144,7 @@ func TestTimelineInTheBrowser(t *testing.T) {
 
 func TestTimelineRequestsAreChecked(t *testing.T) {
 	if testing.Short() {
-		t.Skip("its processes and waits are for a machine that is not busy with the race detector; make test runs it")
+		t.Skip("it needs the machine for itself under the race detector: the second command of make race runs it")
 	}
 	t.Parallel()
 	c := startCluster(t)
