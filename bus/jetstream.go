@@ -21,9 +21,28 @@ const (
 // the cluster's leader counts on a new server a moment after its routes are there.
 const membersAppear = 5 * time.Second
 
-// streamKnown is how long a cluster may take to know of a stream whose name it refuses as taken, and to answer at all: a request is lost that
-// reaches a server which has no leader yet.
-const streamKnown = 30 * time.Second
+const (
+	streamKnown     = 30 * time.Second // how long a cluster may take to know of a stream whose name it refuses as taken, and to answer at all
+	jetStreamAnswer = 5 * time.Second  // how long the answer to a request may take before it is made again
+)
+
+// Repeat makes a request to JetStream, which may arrive twice, until it is answered: one is lost that reaches a server which has no leader yet.
+func Repeat[T any](ctx context.Context, request func(ctx context.Context) (T, error)) (T, error) {
+	end := time.Now().Add(streamKnown)
+	for {
+		attempt, cancel := context.WithTimeout(ctx, jetStreamAnswer)
+		got, err := request(attempt)
+		cancel()
+		if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil || time.Now().After(end) {
+			return got, err
+		}
+	}
+}
+
+// FindStream finds an existing stream.
+func (b *Bus) FindStream(ctx context.Context, name string) (jetstream.Stream, error) {
+	return Repeat(ctx, func(ctx context.Context) (jetstream.Stream, error) { return b.JetStream().Stream(ctx, name) })
+}
 
 // CreateStream creates a stream; with AllReplicas it has as many replicas as the cluster allows, up to three.
 func (b *Bus) CreateStream(ctx context.Context, cfg jetstream.StreamConfig) (jetstream.Stream, error) {
@@ -31,7 +50,7 @@ func (b *Bus) CreateStream(ctx context.Context, cfg jetstream.StreamConfig) (jet
 	defer cancel()
 	return b.tryReplicas(cfg, 1, func(cfg jetstream.StreamConfig) (jetstream.Stream, error) {
 		for {
-			s, err := b.JetStream().CreateStream(ctx, cfg)
+			s, err := Repeat(ctx, func(ctx context.Context) (jetstream.Stream, error) { return b.JetStream().CreateStream(ctx, cfg) })
 			m := b.Member()
 			if m == nil || len(m.Peers()) < mostReplicas-1 || !HasServerCode(err, codeNoSuitablePeers) || Sleep(appear, streamPoll) != nil {
 				return s, err
@@ -43,7 +62,7 @@ func (b *Bus) CreateStream(ctx context.Context, cfg jetstream.StreamConfig) (jet
 // UpdateStream changes a stream from has to want, whose AllReplicas never lowers the number of replicas.
 func (b *Bus) UpdateStream(ctx context.Context, has, want jetstream.StreamConfig) (jetstream.Stream, error) {
 	return b.tryReplicas(want, has.Replicas, func(cfg jetstream.StreamConfig) (jetstream.Stream, error) {
-		return b.JetStream().UpdateStream(ctx, cfg)
+		return Repeat(ctx, func(ctx context.Context) (jetstream.Stream, error) { return b.JetStream().UpdateStream(ctx, cfg) })
 	})
 }
 
@@ -115,7 +134,7 @@ func (b *Bus) OpenStream(ctx context.Context, cfg jetstream.StreamConfig) (jetst
 
 // CopyToAll gives a stream a copy on every member of a cluster of three.
 func (b *Bus) CopyToAll(ctx context.Context, name string) error {
-	s, err := b.JetStream().Stream(ctx, name)
+	s, err := b.FindStream(ctx, name)
 	if err != nil {
 		return Errorf(CodeUnavailable, "stream %s: %w", name, err)
 	}
@@ -124,25 +143,23 @@ func (b *Bus) CopyToAll(ctx context.Context, name string) error {
 		return nil
 	}
 	cfg.Replicas = mostReplicas
-	if _, err = b.JetStream().UpdateStream(ctx, cfg); err != nil {
+	if _, err = b.UpdateStream(ctx, s.CachedInfo().Config, cfg); err != nil {
 		return Errorf(CodeUnavailable, "stream %s: %w", name, err)
 	}
 	return nil
 }
 
 // FindOrCreateStream opens a stream, or creates it with the configuration that create returns. While a cluster creates a stream for another
-// process, it refuses its name as taken and does not find it either; that ends when its servers know of it. A request without an answer is
-// repeated.
+// process, it refuses its name as taken and does not find it either; that ends when its servers know of it.
 func (b *Bus) FindOrCreateStream(ctx context.Context, name string, create func() jetstream.StreamConfig) (jetstream.Stream, error) {
 	known, cancel := context.WithTimeout(ctx, streamKnown)
 	defer cancel()
 	for {
-		s, err := b.JetStream().Stream(ctx, name)
+		s, err := b.FindStream(ctx, name)
 		if errors.Is(err, jetstream.ErrStreamNotFound) {
 			s, err = b.CreateStream(ctx, create())
 		}
-		again := errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) || errors.Is(err, jetstream.ErrStreamNotFound) ||
-			errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil
+		again := errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) || errors.Is(err, jetstream.ErrStreamNotFound)
 		if !again || Sleep(known, streamPoll) != nil {
 			return s, err
 		}

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus"
@@ -32,11 +33,11 @@ func TestAServerOfAClusterDies(t *testing.T) {
 		spec.Streams[i].Bytes = 64 << 20
 	}
 	var p *pipeline.Pipeline
-	require.Eventually(t, func() (ok bool) { // peers may still be connecting
+	require.EventuallyWithT(t, func(c *assert.CollectT) { // peers may still be connecting
 		var err error
 		p, err = pipeline.Open(testContext(t), pipeline.Config{Bus: b}, spec)
-		return err == nil
-	}, 2*time.Minute, 50*time.Millisecond)
+		require.NoError(c, err)
+	}, 3*time.Minute, 50*time.Millisecond)
 	t.Cleanup(func() { require.NoError(t, p.Close(testContext(t))) })
 	c, err := pipeline.Connect(connect(), "default", "p")
 	require.NoError(t, err)

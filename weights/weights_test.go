@@ -40,9 +40,11 @@ func TestPublishStageCommit(t *testing.T) {
 		until(t, "what was staged is freed", func() bool { return p.memory.InUse() == 0 && p.store.References().Held() == 0 })
 		require.Equal(t, 0, p.w.Lag())
 	}
-	st, err := infer[0].Status(infer[0].ctxOf(), "policy")
-	require.NoError(t, err)
-	require.Equal(t, 2, st.Versions[0].Has)
+	until(t, "the service knows who has the version", func() bool {
+		st, err := infer[0].Status(infer[0].ctxOf(), "policy")
+		require.NoError(t, err)
+		return st.Versions[0].Has == 2
+	})
 	all, err := Overviews(t.Context(), c.bus)
 	require.NoError(t, err)
 	require.Len(t, all, 1)

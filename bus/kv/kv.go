@@ -148,7 +148,7 @@ func checkJetStream(ctx context.Context, b *bus.Bus) error {
 // open opens the stream of the bucket, or creates it if create is set.
 func (bucket *Bucket) open(ctx context.Context, create bool) (jetstream.Stream, error) {
 	if !create {
-		return bucket.b.JetStream().Stream(ctx, bucket.stream)
+		return bucket.b.FindStream(ctx, bucket.stream)
 	}
 	return bucket.b.FindOrCreateStream(ctx, bucket.stream, func() jetstream.StreamConfig { return bucket.desired(jetstream.StreamConfig{}) })
 }

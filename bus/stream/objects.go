@@ -49,10 +49,13 @@ func (s *ObjectStore) handle(ctx context.Context) (jetstream.ObjectStore, error)
 	if s.nc == nc {
 		return s.store, nil
 	}
-	store, err := js.ObjectStore(ctx, s.cfg.Name)
-	if errors.Is(err, jetstream.ErrBucketNotFound) {
-		store, err = js.CreateOrUpdateObjectStore(ctx, jetstream.ObjectStoreConfig{Bucket: s.cfg.Name, TTL: s.cfg.MaxAge, MaxBytes: s.cfg.MaxBytes})
-	}
+	store, err := bus.Repeat(ctx, func(ctx context.Context) (jetstream.ObjectStore, error) {
+		store, err := js.ObjectStore(ctx, s.cfg.Name)
+		if errors.Is(err, jetstream.ErrBucketNotFound) {
+			store, err = js.CreateOrUpdateObjectStore(ctx, jetstream.ObjectStoreConfig{Bucket: s.cfg.Name, TTL: s.cfg.MaxAge, MaxBytes: s.cfg.MaxBytes})
+		}
+		return store, err
+	})
 	if err == nil {
 		s.nc, s.store = nc, store
 	}

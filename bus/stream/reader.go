@@ -47,32 +47,43 @@ func (o ReadOptions) start() (jetstream.DeliverPolicy, uint64, *time.Time) {
 	return jetstream.DeliverAllPolicy, 0, nil
 }
 
-// Reader reads messages in order. A message that is lost on its way is an error, so a missing message was deleted. One
+// Reader reads messages in order. It reads a message again that is lost on its way, so a missing message was deleted. One
 // goroutine owns it; after an error it must not be used again.
 type Reader struct {
 	s        *Stream
 	o        ReadOptions
 	consumer jetstream.Consumer
-	count    uint64 // messages received
+	count    uint64 // messages received from the consumer
 	highest  uint64 // sequence of the last one
 }
 
 // Reader starts reading. Close frees its resources on the server.
 func (s *Stream) Reader(ctx context.Context, o ReadOptions) (*Reader, error) {
+	r := &Reader{s: s, o: o}
+	if err := r.begin(ctx); err != nil {
+		return nil, coded(s.b, "read stream "+s.name, err)
+	}
+	return r, nil
+}
+
+// begin reads on after the last message that was received.
+func (r *Reader) begin(ctx context.Context) error {
+	o := r.o
+	if r.highest > 0 {
+		o.From = r.highest + 1
+	}
 	cfg := jetstream.ConsumerConfig{
 		FilterSubject: o.Subject, AckPolicy: jetstream.AckNonePolicy, HeadersOnly: o.HeadersOnly,
 		InactiveThreshold: readerIdleTime, MemoryStorage: true, Replicas: 1,
 	}
 	cfg.DeliverPolicy, cfg.OptStartSeq, cfg.OptStartTime = o.start()
-	js, err := s.handle(ctx)
+	js, err := r.s.handle(ctx)
 	if err != nil {
-		return nil, coded(s.b, "read stream "+s.name, err)
+		return err
 	}
-	c, err := js.CreateConsumer(ctx, cfg)
-	if err != nil {
-		return nil, coded(s.b, "read stream "+s.name, err)
-	}
-	return &Reader{s: s, o: o, consumer: c}, nil
+	r.count = 0
+	r.consumer, err = bus.Repeat(ctx, func(ctx context.Context) (jetstream.Consumer, error) { return js.CreateConsumer(ctx, cfg) })
+	return err
 }
 
 // Next returns up to n more messages; none: all that were stored before the call have been read. An empty fetch alone is
@@ -81,7 +92,11 @@ func (s *Stream) Reader(ctx context.Context, o ReadOptions) (*Reader, error) {
 func (r *Reader) Next(ctx context.Context, n int) ([]Message, error) {
 	waits := fetchBackoff.Start()
 	for {
-		out, received, err := r.fetch(ctx, n)
+		out, received, lost, err := r.fetch(ctx, n)
+		if lost {
+			r.Close(ctx)
+			err = r.begin(ctx)
+		}
 		if err != nil || len(out) > 0 {
 			return out, coded(r.s.b, "read stream "+r.s.name, err)
 		}
@@ -92,8 +107,11 @@ func (r *Reader) Next(ctx context.Context, n int) ([]Message, error) {
 		switch {
 		case err != nil:
 			return nil, coded(r.s.b, "read stream "+r.s.name, err)
-		case info.Delivered.Consumer > r.count:
-			return nil, bus.Errorf(bus.CodeUnavailable, "read stream %s: %d messages were lost in transit", r.s.name, info.Delivered.Consumer-r.count)
+		case info.Delivered.Consumer > r.count: // they were sent for a request that this process had given up
+			r.Close(ctx)
+			if err := r.begin(ctx); err != nil {
+				return nil, coded(r.s.b, "read stream "+r.s.name, err)
+			}
 		case info.NumPending == 0:
 			if behind, err := r.behind(ctx); err != nil || !behind {
 				return nil, err
@@ -125,29 +143,31 @@ func (r *Reader) behind(ctx context.Context) (bool, error) {
 	return last.Sequence > r.highest && last.Sequence >= r.o.From && !last.Time.Before(r.o.Since), nil
 }
 
-// fetch reads what is there. It leaves out the markers that the server writes for expired messages.
-func (r *Reader) fetch(ctx context.Context, n int) (out []Message, received int, err error) {
+// fetch reads what is there, up to a message before which another was lost. It leaves out the markers that the server writes for expired
+// messages.
+func (r *Reader) fetch(ctx context.Context, n int) (out []Message, received int, lost bool, err error) {
 	batch, err := r.consumer.FetchNoWait(n)
 	if err != nil {
-		return nil, 0, err
+		return nil, 0, false, err
 	}
 	for {
 		select {
 		case <-ctx.Done():
-			return nil, received, ctx.Err()
+			return nil, received, false, ctx.Err()
 		case m, ok := <-batch.Messages():
 			if !ok {
-				return out, received, batch.Error()
+				return out, received, false, batch.Error()
 			}
 			meta, err := m.Metadata()
 			if err != nil {
-				return nil, received, err
+				return nil, received, false, err
+			}
+			if meta.Sequence.Consumer != r.count+1 {
+				return out, received, true, nil
 			}
 			received++
+			r.count++
 			r.highest = meta.Sequence.Stream
-			if r.count++; meta.Sequence.Consumer != r.count {
-				return nil, received, bus.Errorf(bus.CodeUnavailable, "message %d was lost in transit", meta.Sequence.Stream)
-			}
 			if m.Headers().Get(jetstream.MarkerReasonHeader) == "" {
 				out = append(out, messageOf(m, meta))
 			}

@@ -61,3 +61,47 @@ func TestReaderBehindTheLeader(t *testing.T) {
 	require.NoError(t, s.Purge(ctx, "orders.us", 0))
 	require.False(t, behind(late), "it was deleted")
 }
+
+// A message that went to somebody else, as one does that was sent for a request which its process had given up, is read again.
+func TestALostMessageIsReadAgain(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	b := bustest.Open(t, bus.Config{})
+	s, err := Create(ctx, b, Config{Name: "lost", Subject: "lost.>", MaxBytes: 1 << 20})
+	require.NoError(t, err)
+	const stored = 10
+	for range stored {
+		_, err := Append(ctx, b, []*bus.Msg{{Subject: "lost.x", Data: []byte("x")}}, "")
+		require.NoError(t, err)
+	}
+	r, err := s.Reader(ctx, ReadOptions{})
+	require.NoError(t, err)
+	defer r.Close(ctx)
+	var got []uint64
+	read := func(n int) (some bool) {
+		msgs, err := r.Next(ctx, n)
+		require.NoError(t, err)
+		for _, m := range msgs {
+			got = append(got, m.Seq)
+		}
+		return len(msgs) > 0
+	}
+	lose := func(n int) {
+		c, err := b.JetStream().Consumer(ctx, "lost", r.consumer.CachedInfo().Name)
+		require.NoError(t, err)
+		batch, err := c.FetchNoWait(n)
+		require.NoError(t, err)
+		for range batch.Messages() {
+			n--
+		}
+		require.Zero(t, n)
+	}
+	read(3)
+	lose(2) // those that follow show it
+	read(3)
+	lose(stored - len(got)) // nothing follows
+	for read(3) {
+	}
+	require.Equal(t, []uint64{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, got)
+}

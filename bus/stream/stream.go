@@ -67,7 +67,7 @@ func (s *Stream) handle(ctx context.Context) (jetstream.Stream, error) {
 	if s.nc == nc {
 		return s.js, nil
 	}
-	js, err := s.b.JetStream().Stream(ctx, s.name)
+	js, err := s.b.FindStream(ctx, s.name)
 	if err == nil {
 		s.nc, s.js = nc, js
 	}
@@ -88,7 +88,9 @@ func Create(ctx context.Context, b *bus.Bus, cfg Config) (*Stream, error) {
 		return nil, err
 	}
 	nc := b.Conn()
-	js, err := b.JetStream().CreateOrUpdateStream(ctx, cfg.jetStream(b))
+	js, err := bus.Repeat(ctx, func(ctx context.Context) (jetstream.Stream, error) {
+		return b.JetStream().CreateOrUpdateStream(ctx, cfg.jetStream(b))
+	})
 	if err != nil {
 		return nil, coded(b, "stream "+cfg.Name, err)
 	}
@@ -114,7 +116,7 @@ func Find(ctx context.Context, b *bus.Bus, name string) (*Stream, error) {
 		return nil, err
 	}
 	nc := b.Conn()
-	js, err := b.JetStream().Stream(ctx, name)
+	js, err := b.FindStream(ctx, name)
 	if err != nil {
 		return nil, coded(b, "stream "+name, err)
 	}
