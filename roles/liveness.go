@@ -63,12 +63,15 @@ func (l *liveness) subscribe() error {
 		l.subs = append(l.subs, sub)
 	}
 	if l.cluster.origin == created && l.cluster.Record().Process {
-		sub, err := l.cluster.rt.bus.Subscribe(ownerSubject(to), l.cluster.members.serve)
-		if err != nil {
-			l.stop()
-			return err
+		serves := map[string]func(*bus.Msg){ownerSubject(to): l.cluster.members.serve, storeSubject(to): l.cluster.members.serveStore}
+		for subject, serve := range serves {
+			sub, err := l.cluster.rt.bus.Subscribe(subject, serve)
+			if err != nil {
+				l.stop()
+				return err
+			}
+			l.subs = append(l.subs, sub)
 		}
-		l.subs = append(l.subs, sub)
 	}
 	return nil
 }

@@ -17,6 +17,7 @@ import (
 	"troupe/nodes"
 	"troupe/roles/life"
 	"troupe/roles/registry"
+	"troupe/roles/rendezvous"
 )
 
 // Member is one rank of a role.
@@ -52,7 +53,8 @@ type membership struct {
 	changedCh chan struct{} // closed and replaced with each epoch
 	stalls    map[int]stall // ranks that were found to stall
 	examining bool
-	serving   int // requests of others
+	serving   int               // requests of others
+	store     *rendezvous.Store // by which the ranks find each other; nil: none has asked
 }
 
 // maxServing bounds the requests of others that wait or are carried out at once.
@@ -73,6 +75,9 @@ func (m *membership) publish() {
 	m.epoch = rec.Epoch
 	close(m.changedCh)
 	m.changedCh = make(chan struct{})
+	if m.store != nil {
+		m.store.Advance(epochOf(rec))
+	}
 	if m.c.origin == created {
 		now := recorder.Now()
 		recorder.Add(&recorder.Record{

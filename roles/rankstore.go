@@ -120,11 +120,11 @@ func (p *WorkerProcess) askStore(ctx context.Context, q rendezvous.Request) (ans
 	backoff := bus.Backoff{}.Start()
 	for {
 		attempt, cancel := context.WithTimeout(within, q.Wait+storeAnswer)
-		stop := context.AfterFunc(ctx, func() {
+		stop := context.AfterFunc(ctx, bus.Guard(func() {
 			if errors.Is(ctx.Err(), context.Canceled) {
 				cancel()
 			}
-		})
+		}))
 		err = p.bus.AskOnce(attempt, storeSubject(p.Assignment.Spec().Address), data, &answer)
 		stop()
 		cancel()

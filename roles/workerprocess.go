@@ -89,6 +89,7 @@ type WorkerProcess struct {
 	host    *workerHost
 	worker  *actors.Worker
 	unclaim func() // releases simulated devices
+	store   storeClient
 }
 
 // OpenWorkerProcess reads the assignment and connects. Start makes the worker, so that a program can inspect the assignment

@@ -15,6 +15,7 @@ import (
 	"troupe/nodes"
 	"troupe/roles"
 	"troupe/roles/registry"
+	"troupe/roles/rendezvous"
 	"troupe/roles/sessions"
 )
 
@@ -109,6 +110,7 @@ var ops = map[string]operation{
 	"worker_fail":  does((*core).workerFail),
 	"worker_stop":  does((*core).workerStop).always(),
 	"worker_close": does((*core).workerClose).always(),
+	"rendezvous":   asks((*core).rendezvous),
 
 	"pipeline_check":      does((*core).pipelineCheck),
 	"pipeline_open":       asks((*core).pipelineOpen),
@@ -654,6 +656,19 @@ type (
 		ofWorker
 		Grace float64 `msgpack:"grace"` // seconds
 	}
+	// rendezvousRequest is for the store of the ranks; with a timeout, a get or check waits.
+	rendezvousRequest struct {
+		ofWorker
+		within
+		Verb   rendezvous.Verb `msgpack:"verb"`
+		Group  string          `msgpack:"group"`
+		Epoch  uint64          `msgpack:"epoch,omitempty"`
+		Round  uint64          `msgpack:"round,omitempty"`
+		Keys   []string        `msgpack:"keys,omitempty"`
+		Values [][]byte        `msgpack:"values,omitempty"`
+		Delta  int64           `msgpack:"delta,omitempty"`
+		Waits  bool            `msgpack:"waits,omitempty"` // for the keys
+	}
 )
 
 func (c *core) workerStart(ctx context.Context, w *worker, _ workerRequest) error {
@@ -681,6 +696,14 @@ func (c *core) workerStop(ctx context.Context, w *worker, r workerStopRequest) e
 }
 
 // workerClose disconnects. A process that is not a worker has nothing to disconnect.
+func (c *core) rendezvous(ctx context.Context, w *worker, r rendezvousRequest) (rendezvous.Answer, error) {
+	q := rendezvous.Request{Verb: r.Verb, Group: r.Group, Epoch: r.Epoch, Round: r.Round, Keys: r.Keys, Values: r.Values, Delta: r.Delta}
+	if r.Waits {
+		q.Wait = rendezvous.MostWait
+	}
+	return w.process.Rendezvous(ctx, q)
+}
+
 func (c *core) workerClose(ctx context.Context, _ *core, _ processRequest) error {
 	w, err := ofWorker{}.find(c)
 	if err != nil {

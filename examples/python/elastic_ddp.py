@@ -127,8 +127,8 @@ class TorchTrainer:
         import torch
         import torch.distributed as dist
 
-        if self.ddp is None:
-            self.ddp = torch.nn.parallel.DistributedDataParallel(self.model)
+        if self.ddp is None:  # find_unused_parameters: the buckets never change, so that sums are always rounded alike
+            self.ddp = torch.nn.parallel.DistributedDataParallel(self.model, find_unused_parameters=True)
         loss = torch.nn.functional.mse_loss(self.ddp(torch.from_numpy(x)), torch.from_numpy(y))
         total = loss.detach().clone()
         dist.all_reduce(total)
@@ -199,7 +199,8 @@ def run(kill_at=None):
     """Trains, and returns the losses and the longest time between two steps."""
     with tempfile.TemporaryDirectory() as folder:
         ready = os.path.join(folder, "ready")
-        config = WorkerConfig(world_size=WORLD, policy="restart_rank", spares=1, env={"SPARE_IS_READY": ready})
+        env = {"SPARE_IS_READY": ready, "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        config = WorkerConfig(world_size=WORLD, policy="restart_rank", spares=1, env=env)
         with Cluster("trainers", Trainer, worker_config=config) as trainers:
             while not os.path.exists(ready):
                 time.sleep(0.01)

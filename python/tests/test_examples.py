@@ -35,3 +35,8 @@ def test_the_grpo_loop_learns_and_plots(tmp_path):
     rewards = [float(line.split()[4]) for line in out.splitlines() if line.startswith("step")]
     assert rewards[0] < 0.25 and rewards[-1] > 0.7, out
     assert (tmp_path / "curve.svg").read_text().startswith("<svg")
+
+
+def test_training_goes_on_after_a_rank_is_killed(tmp_path):
+    out = run("elastic_ddp.py", cwd=tmp_path)
+    assert "losses equal: True" in out and "the group is formed again" in out, out

@@ -49,6 +49,7 @@ from ._item import Item
 from ._pipeline import Pipeline
 from ._reference import Reference, put
 from ._register import Broadcast, Dispatch, Execute, Scatter, Split, register
+from ._rendezvous import Rendezvous, rendezvous
 from ._resources import Reservation, ResourceManager
 from ._result_stream import ResultStream
 from ._rollouts import Rollouts
@@ -96,6 +97,7 @@ __all__ = [
     "RankInfo",
     "Reference",
     "RefusedError",
+    "Rendezvous",
     "Reservation",
     "ResourceManager",
     "ResultStream",
@@ -132,6 +134,7 @@ __all__ = [
     "put",
     "register",
     "remote",
+    "rendezvous",
     "serve",
     "shutdown",
     "span",

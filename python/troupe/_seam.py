@@ -349,6 +349,21 @@ def references(*, runtime: int) -> Request:
     return Request("references", locals())
 
 
+def rendezvous(
+    *,
+    verb: str,
+    group: str,
+    timeout: float | None = None,
+    epoch: int | None = None,
+    round: int | None = None,
+    keys: Sequence[str] | None = None,
+    values: Sequence[bytes] | None = None,
+    delta: int | None = None,
+    waits: bool | None = None,
+) -> Request:
+    return Request("rendezvous", locals())
+
+
 def replace(*, cluster: int, rank: int, reason: str, timeout: float | None = None) -> Request:
     return Request("replace", locals())
 

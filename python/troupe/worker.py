@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgpack
 
-from . import _constructor, _core, _debug, _error_transfer, _errors, _launch, _seam, _session, _spare
+from . import _constructor, _core, _debug, _error_transfer, _errors, _launch, _rendezvous, _seam, _session, _spare
 from ._call import IncomingCall, unpack
 from ._seam import ANSWER_MORE, ANSWER_TAKES, CALL, CANCEL, META_PIPELINE, STOPPED, VALUE, CallMeta
 from ._serve import Object, OwnLoop, Server, describe, read_args
@@ -75,6 +75,7 @@ class Host(Server):
         ):  # the directory is a copy, and is shipped on to the workers that this worker creates
             self.session.working_dir = os.getcwd()
         _session._current = self.session
+        _rendezvous.become(self.rank)
         self.codecs = {True: self.session.codec(True), False: self.session.codec(False)}
 
     # Deliveries from the reader of completions.
