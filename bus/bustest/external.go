@@ -52,9 +52,10 @@ func serveIfAsked() {
 	os.Exit(0)
 }
 
-// serve starts a server with the default limits of nats-server. With syncEnv it syncs like the embedded one.
+// serve starts a server with the default limits of nats-server, but for the ten seconds in which a client must take what it is sent: on a busy
+// machine a test may not run for so long. With syncEnv it syncs like the embedded one.
 func serve(dir string) error {
-	opts := &server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, JetStream: true, StoreDir: dir, NoSigs: true, NoLog: true}
+	opts := &server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, JetStream: true, StoreDir: dir, NoSigs: true, NoLog: true, WriteDeadline: time.Minute}
 	if port, err := strconv.Atoi(os.Getenv(syncEnv)); err == nil {
 		opts.Port, opts.SyncAlways = port, true
 		opts.SyncInterval = time.Second // compacts blocks this often, instead of every two minutes
