@@ -49,7 +49,7 @@ func foreign(id string) []string {
 		good.All(), good.Rank(0), good.Slice("m", 0), good.Control(), good.ControlRank(0), good.Sequencer(), good.Life(), good.Exit(), good.Output(), good.Log(0),
 		bus.ReplySubject("good", "SESSION", "in"), bus.Subject("good", "reply", "SESSION", "body"),
 		bus.NodeDo("box"), bus.NodesEnd(), bus.NodeAsk("box"), bus.NodeAsk(""), bus.NodeBeat("box"), bus.NodesHead(), bus.NodesHeadReplace(), bus.NodesHeadOrder(),
-		bus.Events("good"), bus.Events("evil"), bus.Events(""), "troupe.@placement.ask", "troupe.@placement.request.good", "troupe.@placement.request.@operator",
+		bus.Events("good"), bus.Events("evil"), bus.Events(""), bus.Audit("good"), bus.Audit("evil"), bus.Audit(""), "troupe.@placement.ask", "troupe.@placement.request.good", "troupe.@placement.request.@operator",
 		"troupe.@placement.event.good", "troupe.@doors.good." + id + ".kv", "troupe.@doors.evil.SOMEOTHER.kv", "troupe.@doors.evil.SOMEOTHER.nodes.box", "troupe.@nodes.reply.SESSION.in", "troupe", "troupe.evil",
 		"$KV.secret.good.key", "$O.bucket.C.x", "$JS.ACK.KV_secret.c.1.1.1.1.1", "$SYS.REQ.SERVER.PING", "_INBOX.of.others", "_INBOX_" + id, "_R_.x", "anything", "@none.x",
 	}

@@ -28,6 +28,14 @@ func (b *Bus) Team() (Credential, bool) {
 	return c, ok && c.Kind == TeamCredential
 }
 
+// CredentialID is the id of the credential of this connection; "token" if it is none that Issue has made.
+func (b *Bus) CredentialID() string {
+	if c, ok := ownCredential(b.cfg.Token); ok {
+		return c.ID
+	}
+	return "token"
+}
+
 // DoorSubject is troupe.@doors.<namespace>.<id>.<door>: where a connection with a team's credential asks.
 func (c Credential) DoorSubject(words ...string) string {
 	return doorsRoot + "." + c.Namespace + "." + c.ID + "." + strings.Join(words, ".")

@@ -43,6 +43,7 @@ const (
 	tokenReply = "reply"
 	nodesRoot  = tokenRoot + "." + NodesNamespace
 	eventsRoot = tokenRoot + ".@events"
+	auditRoot  = tokenRoot + ".@audit"
 )
 
 // NodesNamespace is the namespace of sessions between agents, the head and its clients, which belong to no run.
@@ -202,6 +203,17 @@ func Events(namespace string) string {
 
 // AllEvents is troupe.@events.*.
 func AllEvents() string { return eventsRoot + ".*" }
+
+// Audit is troupe.@audit.<namespace>; of no namespace troupe.@audit.@nodes for an empty one.
+func Audit(namespace string) string {
+	if namespace == "" {
+		namespace = "@nodes"
+	}
+	return auditRoot + "." + namespace
+}
+
+// AllAudit is troupe.@audit.*.
+func AllAudit() string { return auditRoot + ".*" }
 
 // replyIn is troupe.<namespace>.reply.<session>.in.
 func replyIn(namespace, session string) string {

@@ -195,57 +195,76 @@ func (s *relay) permitLaunch(c bus.Caller, l *Launch, own func(...WorkerID) erro
 // eventDoor is where such processes publish events.
 const eventDoor = "events"
 
-// EventDoor publishes the events of processes with a team's credential, some a second of each namespace: the stream drops its oldest.
+// EventDoor publishes the events of processes with a team's credential, some a second of each namespace: the stream drops its oldest. It records
+// their actions too.
 type EventDoor struct {
 	Bus    *bus.Bus
 	Serves func() bool
 
+	events, actions limiter
+}
+
+// limiter admits some messages a second of each namespace.
+type limiter struct {
+	burst, perSecond float64
+
 	mu   sync.Mutex // guards sent
-	sent map[string]eventRate
+	sent map[string]sentRate
 }
 
-type eventRate struct {
-	at   time.Time
-	left float64 // events that may be published at that time
+type sentRate struct {
+	at      time.Time
+	left    float64 // messages that are admitted at that time
+	dropped int     // since the last one that was admitted
 }
-
-const (
-	eventBurst  = 64
-	eventsEvery = 2 // a second
-)
 
 // Start serves until stop is called or the bus is closed.
 func (d *EventDoor) Start() (stop func(), err error) {
-	d.sent = map[string]eventRate{}
+	d.events = limiter{burst: 64, perSecond: 2, sent: map[string]sentRate{}}
+	d.actions = limiter{burst: 512, perSecond: 32, sent: map[string]sentRate{}}
 	return d.Bus.ServeDoor(eventDoor, d.Serves, func(_ context.Context, c bus.Caller, m *bus.Msg) {
 		var e Event
-		if wire.Unmarshal(m.Data, &e) != nil || !d.admit(c.Namespace, time.Now()) {
+		if wire.Unmarshal(m.Data, &e) != nil {
 			return
 		}
 		e.Namespace = c.Namespace
-		if err := Emit(d.Bus, e); err != nil {
+		publish := Emit
+		ok := false
+		if e.By != nil {
+			publish = Audit
+			e, ok = d.actionOf(c, e, time.Now())
+		} else {
+			ok, _ = d.events.admit(c.Namespace, time.Now())
+		}
+		if !ok {
+			return
+		}
+		if err := publish(d.Bus, e); err != nil {
 			d.Bus.Logger().Debug("nodes: an event is lost", "namespace", c.Namespace, "error", err)
 		}
 	})
 }
 
-func (d *EventDoor) admit(namespace string, now time.Time) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	r, known := d.sent[namespace]
+// admit also returns how many were dropped before the one that is admitted.
+func (l *limiter) admit(namespace string, now time.Time) (ok bool, dropped int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r, known := l.sent[namespace]
 	if !known {
-		r.left = eventBurst
+		r.left = l.burst
 	} else {
-		r.left = min(eventBurst, r.left+eventsEvery*now.Sub(r.at).Seconds())
-	}
-	ok := r.left >= 1
-	if ok {
-		r.left--
+		r.left = min(l.burst, r.left+l.perSecond*now.Sub(r.at).Seconds())
 	}
 	r.at = now
-	if !known && len(d.sent) >= relayNamespaces {
-		clear(d.sent)
+	if ok = r.left >= 1; ok {
+		r.left--
+		dropped, r.dropped = r.dropped, 0
+	} else {
+		r.dropped++
 	}
-	d.sent[namespace] = r
-	return ok
+	if !known && len(l.sent) >= relayNamespaces {
+		clear(l.sent)
+	}
+	l.sent[namespace] = r
+	return ok, dropped
 }

@@ -11,6 +11,7 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/wire"
+	"troupe/nodes/protocol"
 	"troupe/placement/planner"
 )
 
@@ -32,6 +33,7 @@ type Client struct {
 	subject   string
 	replies   [8]string // subjects of answers
 	sub       *bus.Subscription
+	by        *protocol.Actor
 
 	mu         sync.Mutex // guards the fields below
 	seq        uint64
@@ -60,7 +62,7 @@ func NewClient(b *bus.Bus, namespace string) (*Client, error) {
 			return nil, err
 		}
 	}
-	c := &Client{b: b, namespace: namespace, session: bus.NewID(), subject: requestSubject(namespace), open: map[uint64]*pendingCall{}, granted: map[string]grantedRecord{}}
+	c := &Client{b: b, by: &protocol.Actor{Name: bus.ProcessName(), Credential: b.CredentialID()}, namespace: namespace, session: bus.NewID(), subject: requestSubject(namespace), open: map[uint64]*pendingCall{}, granted: map[string]grantedRecord{}}
 	reply := replySubject(namespace, c.session) + "."
 	for i := range c.replies {
 		c.replies[i] = reply + strconv.Itoa(i)
@@ -187,6 +189,9 @@ func (c *Client) sendUntilAnswered(ctx context.Context, m *message, p *pendingCa
 	retry := time.NewTimer(initialRetry)
 	defer retry.Stop()
 	queued := false
+	if m.Verb.audited() {
+		m.By = c.by
+	}
 	for {
 		if m.Attempt++; m.Attempt > 1 && m.Verb == verbReserve {
 			m.Waited = time.Since(began).Microseconds()

@@ -2,12 +2,14 @@ package placement
 
 import (
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/nodes/evidence"
 	"troupe/placement/planner"
 )
@@ -70,6 +72,15 @@ type Rules struct {
 	planner.Policy
 	// Grace is the time that the holder of a preempted reservation has to release it. Zero: 30 s.
 	Grace time.Duration `json:"grace,omitempty" msgpack:"grace,omitempty"`
+}
+
+// details are the rules for the audit trail.
+func (r Rules) details() map[string]string {
+	data, err := json.Marshal(r)
+	if err != nil {
+		return map[string]string{"error": err.Error()}
+	}
+	return map[string]string{"rules": wire.Clip(string(data))}
 }
 
 func (c Config) withDefaults() Config {

@@ -10,6 +10,7 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/wire"
+	"troupe/nodes/protocol"
 	"troupe/placement/internal/text"
 	"troupe/placement/planner"
 )
@@ -119,7 +120,14 @@ func (t *leaderTerm) handleCordon(c *call, closed bool, now time.Time) {
 		return
 	}
 	t.applyCordons(one.Node, after)
-	t.round.put(cordonKey(one.Node), value, func(uint64, time.Time) { t.answerCall(c, done) }, func(err error) {
+	kind := protocol.ActionUncordoned
+	if closed {
+		kind = protocol.ActionCordoned
+	}
+	t.round.put(cordonKey(one.Node), value, func(uint64, time.Time) {
+		t.audit(c, protocol.Event{Kind: kind, Node: one.Node, Text: done.Cordon.String()})
+		t.answerCall(c, done)
+	}, func(err error) {
 		t.applyCordons(one.Node, before)
 		t.answerErr(c, err)
 	})

@@ -7,14 +7,25 @@ import (
 )
 
 // emit publishes an event for operators. An event that is lost in an outage is not sent again.
-func (t *leaderTerm) emit(e protocol.Event) {
+func (t *leaderTerm) emit(e protocol.Event) { t.record(bus.Events(e.Namespace), e) }
+
+// audit records what was done for a call.
+func (t *leaderTerm) audit(c *call, e protocol.Event) {
+	e.By = c.By
+	if c.local != nil {
+		e.By = &protocol.Actor{Name: c.local.request.Holder, Credential: "head"}
+	}
+	t.record(bus.Audit(e.Namespace), e)
+}
+
+func (t *leaderTerm) record(subject string, e protocol.Event) {
 	if t.cfg.Bus == nil {
 		return
 	}
 	e.At = t.planner.Now.UTC()
 	data, err := wire.Marshal(e)
 	if err == nil {
-		t.publish(bus.Events(e.Namespace), data)
+		t.publish(subject, data)
 	}
 }
 

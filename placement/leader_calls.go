@@ -5,6 +5,7 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/wire"
+	"troupe/nodes/protocol"
 	"troupe/placement/internal/text"
 	"troupe/placement/planner"
 )
@@ -222,7 +223,12 @@ func (t *leaderTerm) handleRelease(c *call) {
 	case e.Token != c.Token:
 		t.answerErr(c, &StaleTokenError{ID: c.ID, Token: c.Token, Now: e.Token})
 	default:
-		t.endReservation(e, Event{}, func(err error) { t.answerErr(c, err) })
+		t.endReservation(e, Event{}, func(err error) {
+			if err == nil {
+				t.audit(c, reservationEvent(e, protocol.ActionReleased, "reservation "+e.ID+" of "+e.Holder))
+			}
+			t.answerErr(c, err)
+		})
 	}
 }
 
@@ -275,6 +281,7 @@ func (t *leaderTerm) handleSetRules(c *call) {
 	}
 	t.round.put(rulesKey, value, func(uint64, time.Time) {
 		t.rules, t.needsSchedule = *c.Rules, true
+		t.audit(c, protocol.Event{Kind: protocol.ActionRules, Text: "quotas, priorities and preemption", Details: c.Rules.details()})
 		t.answerErr(c, nil)
 	}, func(err error) { t.answerErr(c, err) })
 }

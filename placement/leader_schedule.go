@@ -166,6 +166,7 @@ func (t *leaderTerm) grant(g *planner.Grant) {
 	t.records[e.ID] = e
 	t.round.put(reservationKey(e.ID), value, func(revision uint64, _ time.Time) {
 		e.Token = revision + e.Offset
+		t.audit(w.call, reservationEvent(e, protocol.ActionReserved, fmt.Sprintf("reservation %s of %d workers for %s", e.ID, len(e.Workers), e.Holder)))
 		t.answerGrant(w.call, e)
 	}, func(err error) {
 		delete(t.records, e.ID)

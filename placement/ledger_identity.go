@@ -299,6 +299,7 @@ func (t *leaderTerm) handleAcceptLedger(c *call) {
 		return
 	}
 	if t.identity.Doubt != "" {
+		t.audit(c, protocol.Event{Kind: protocol.ActionLedgerAccepted, Text: "the ledger is trusted as it is, although " + t.identity.Doubt})
 		t.trustLedger("an operator has accepted the ledger as it is")
 	}
 	t.answerCall(c, &answer{Kind: answerDone, Ledger: t.ledgerStatus()})

@@ -35,6 +35,9 @@ func (v verb) changes() bool {
 	return v == verbReserve || v == verbRelease || v == verbWithdraw || v == verbSetRules || v == verbCordon || v == verbUncordon
 }
 
+// audited reports whether the audit trail has the operation.
+func (v verb) audited() bool { return v.changes() && v != verbWithdraw || v == verbAccept }
+
 // message is sent by a client. A call is (Session, Seq) and may arrive any number of times.
 type message struct {
 	Session string `msgpack:"session"`
@@ -56,6 +59,8 @@ type message struct {
 	Call    uint64   `msgpack:"call,omitempty"` // of a withdrawal: the reserve call that it ends
 	Rules   *Rules   `msgpack:"rules,omitempty"`
 	Cordon  *Cordon  `msgpack:"cordon,omitempty"`
+
+	By *protocol.Actor `msgpack:"by,omitempty"` // of what the audit trail records
 
 	Refs  []ReservationRef `msgpack:"refs,omitempty"`  // of a confirmation
 	Claim wire.Raw         `msgpack:"claim,omitempty"` // of a confirmation: the storedRecord of the only ref, in case the ledger has lost it

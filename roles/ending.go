@@ -134,8 +134,20 @@ func (e *ender) tryDestroy(ctx context.Context, grace time.Duration, manner stop
 	}
 	e.c.life.feed(life.Event{Kind: life.Destroyed})
 	e.c.output.emit(eventGone, nil, "", "the role is destroyed")
+	e.c.rt.audit(actionDestroyed, e.c.Record(), nil, e.manner(manner), "")
 	e.release()
 	return err
+}
+
+// manner says how the role was destroyed here.
+func (e *ender) manner(m stopManner) string {
+	switch {
+	case e.c.origin == ending:
+		return "nobody owned it any more"
+	case m == stopNow:
+		return "killed"
+	}
+	return "stopped in order"
 }
 
 // markStopping sets the state stopping in the registry. It only returns the error of an unreachable server.

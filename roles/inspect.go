@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -111,6 +112,7 @@ func (c *Cluster) Interrupt(ctx context.Context, rank int) ([]string, error) {
 	case len(got.Interrupted) == 0 && !got.Signalled:
 		return nil, bus.Errorf(bus.CodeNotFound, "%s runs no method that could be interrupted", fmt.Sprintf("%s/%d", rec.Name, rank))
 	}
+	c.rt.audit(actionInterrupted, rec, &rank, "methods "+strings.Join(got.Interrupted, ", "), "")
 	return got.Interrupted, nil
 }
 
@@ -120,6 +122,7 @@ func (c *Cluster) Debug(ctx context.Context, rank int, in io.Reader, out io.Writ
 	if err != nil {
 		return err
 	}
+	c.rt.audit(actionDebugged, rec, &rank, "a debugger was attached", "")
 	if err := c.rt.agents().Debug(ctx, rec.Placements[rank].Node, c.to, rank, in, out); err != nil {
 		return bus.Errorf(bus.CodeOf(err), "debug %s/%d: %w", rec.Name, rank, err)
 	}

@@ -229,6 +229,7 @@ func (m *membership) replace(ctx context.Context, rank int, gen uint32, reason s
 			cancel()
 		}
 		c.life.feed(life.Event{Kind: life.Evicted, Rank: rank, Gen: gen, Loss: life.Loss{Why: why, Asked: true}})
+		c.rt.audit(actionReplaced, rec, &rank, cmp.Or(reason, "no reason was given"), "")
 		if grace <= 0 { // it still runs a call, or is stopped: SIGINT would not end it
 			_, err := c.rt.agents().Stop(ctx, rec.Placements[rank].Node, []nodes.WorkerID{rec.WorkerID(rank)}, 0)
 			if err != nil {

@@ -4,11 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
-	"os"
-	"os/user"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -82,7 +78,7 @@ func (l CommandLine) command(words ...string) string {
 
 func (c Config) withDefaults() Config {
 	if c.Name == "" {
-		c.Name = driverName()
+		c.Name = bus.ProcessName()
 	}
 	if c.Lease == 0 {
 		c.Lease = evidence.DriverLease
@@ -244,15 +240,6 @@ func (rt *Runtime) registry(ctx context.Context) (registry.Registry, error) {
 		rt.reg = &reg
 	}
 	return *rt.reg, nil
-}
-
-func driverName() string {
-	name := "unknown"
-	if u, err := user.Current(); err == nil {
-		name = u.Username
-	}
-	host, _ := os.Hostname()
-	return fmt.Sprintf("%s@%s %s[%d]", name, host, filepath.Base(os.Args[0]), os.Getpid())
 }
 
 // Namespace is the namespace of this driver.

@@ -143,6 +143,7 @@ func (z *sizer) grow(ctx context.Context, n int, mesh dispatch.Mesh, why string)
 	c.liveness.expectAll()
 	z.announceSize(ranks)
 	c.output.emit(eventResize, nil, "", fmt.Sprintf("%d workers, %d more%s", rec.World, n, because(why)))
+	c.rt.audit(actionResized, rec, nil, fmt.Sprintf("%d workers, %d more%s", rec.World, n, because(why)), "")
 	c.replayer.replayLate(ranks) // calls that ended after the others were repeated
 	return nil
 }
@@ -161,6 +162,7 @@ func (z *sizer) shrink(ctx context.Context, mesh dispatch.Mesh, why string) erro
 	leaving := rec.PlacedRanks()[rec.World:]
 	z.announceSize(leaving)
 	c.output.emit(eventResize, nil, "", fmt.Sprintf("%d workers, %d fewer%s", rec.World, len(leaving), because(why)))
+	c.rt.audit(actionResized, rec, nil, fmt.Sprintf("%d workers, %d fewer%s", rec.World, len(leaving), because(why)), "")
 	z.drain(ctx, leaving)
 	for _, rank := range leaving {
 		c.life.feed(life.Event{Kind: life.Remove, Rank: rank})

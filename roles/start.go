@@ -47,7 +47,9 @@ func (s *starter) start(ctx context.Context, config wire.Raw) error {
 		err = s.c.rt.local.follow(s.c.Record())
 	}
 	if err = s.startResult(err); err == nil {
-		s.c.output.emit(eventRole, nil, "", fmt.Sprintf("%d workers of class %s, for %s", s.c.WorldSize(), s.c.Record().Class, s.c.rt.cfg.Name))
+		rec := s.c.Record()
+		s.c.output.emit(eventRole, nil, "", fmt.Sprintf("%d workers of class %s, for %s", s.c.WorldSize(), rec.Class, s.c.rt.cfg.Name))
+		s.c.rt.audit(actionCreated, rec, nil, fmt.Sprintf("%d workers of class %s", rec.World, rec.Class), rec.By)
 	}
 	return err
 }

@@ -110,6 +110,22 @@ func Open(ctx context.Context, b *bus.Bus, cfg Config) (*Stream, error) {
 	return newStream(b, nc, js), nil
 }
 
+// KeepFor has the stream keep messages for a time.
+func (s *Stream) KeepFor(ctx context.Context, age time.Duration) error {
+	js, err := s.handle(ctx)
+	if err != nil {
+		return coded(s.b, "stream "+s.name, err)
+	}
+	has := js.CachedInfo().Config
+	if has.MaxAge == age {
+		return nil
+	}
+	want := has
+	want.MaxAge = age
+	_, err = s.b.UpdateStream(ctx, has, want)
+	return coded(s.b, "stream "+s.name, err)
+}
+
 // Find opens an existing stream; otherwise the error is bus.ErrNotFound.
 func Find(ctx context.Context, b *bus.Bus, name string) (*Stream, error) {
 	if err := permitted(b, "stream "+name); err != nil {

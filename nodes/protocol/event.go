@@ -28,6 +28,18 @@ const (
 	EventCredential = "credential" // one was issued or revoked by command
 )
 
+// Kinds of actions in the audit trail: what somebody has done. Those on roles are in the package of roles.
+const (
+	ActionReserved       = "reserved"
+	ActionReleased       = "released"
+	ActionCordoned       = "cordoned" // by drain too
+	ActionUncordoned     = "uncordoned"
+	ActionRules          = "rules_changed"
+	ActionLedgerAccepted = "ledger_accepted"
+	ActionIssued         = "credential_issued"
+	ActionRevoked        = "credential_revoked"
+)
+
 // Event is one entry of the event stream that operators read.
 type Event struct {
 	At        time.Time         `json:"at" msgpack:"at"`
@@ -38,6 +50,25 @@ type Event struct {
 	Node      string            `json:"node,omitempty" msgpack:"node,omitempty"`
 	Text      string            `json:"text" msgpack:"text"`
 	Details   map[string]string `json:"details,omitempty" msgpack:"details,omitempty"`
+	By        *Actor            `json:"by,omitempty" msgpack:"by,omitempty"` // of an action: who did it
+}
+
+// Actor is who has done something. The head vouches for the credential of those who have one for a team; what holders of its token say of
+// themselves is not verified.
+type Actor struct {
+	Name       string `json:"name" msgpack:"name"`             // user, host and program, as they say themselves
+	Credential string `json:"credential" msgpack:"credential"` // id of a team's credential; token: that of the head
+}
+
+// String describes the actor in a few words.
+func (a *Actor) String() string {
+	if a == nil {
+		return "unknown"
+	}
+	if a.Credential == "token" {
+		return a.Name
+	}
+	return a.Name + " with credential " + a.Credential
 }
 
 // String describes the event in one line, without its time.

@@ -165,7 +165,7 @@ func (c command) issue(ctx context.Context, b *bus.Bus, want bus.Credential) err
 	if _, err := bucket.Create(ctx, got.ID, data); err != nil {
 		return err
 	}
-	c.emitCredential(b, got, "issued, until "+got.Expires.Format(time.DateTime))
+	c.emitCredential(b, protocol.ActionIssued, got, "issued, until "+got.Expires.Format(time.DateTime))
 	if c.JSON {
 		return c.PrintJSON(struct {
 			bus.Credential
@@ -176,9 +176,14 @@ func (c command) issue(ctx context.Context, b *bus.Bus, want bus.Credential) err
 	return nil
 }
 
-func (c command) emitCredential(b *bus.Bus, r bus.Credential, what string) {
+// emitCredential says what was done to a credential, to operators and in the audit trail.
+func (c command) emitCredential(b *bus.Bus, action string, r bus.Credential, what string) {
 	text := fmt.Sprintf("%s %s (%q): %s", r.Kind, r.ID, r.Name, what)
-	if err := nodes.Emit(b, nodes.Event{Kind: protocol.EventCredential, Namespace: r.Namespace, Text: text}); err != nil {
+	err := nodes.Emit(b, nodes.Event{Kind: protocol.EventCredential, Namespace: r.Namespace, Text: text})
+	if err == nil {
+		err = nodes.Audit(b, nodes.Event{Kind: action, Namespace: r.Namespace, Text: text, Details: map[string]string{"credential": r.ID}})
+	}
+	if err != nil {
 		c.Warnf("troupe: the event is lost: %v\n", err)
 	}
 }
@@ -289,7 +294,7 @@ func (c command) revoke(ctx context.Context, b *bus.Bus, id string) error {
 	if _, err := bucket.Update(ctx, id, data, entry.Revision); err != nil {
 		return fmt.Errorf("revoke %s: %w", id, err)
 	}
-	c.emitCredential(b, r.Credential, "revoked")
+	c.emitCredential(b, protocol.ActionRevoked, r.Credential, "revoked")
 	c.Printf("revoked %s %s\n", r.Kind, id)
 	return nil
 }

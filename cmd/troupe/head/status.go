@@ -61,12 +61,12 @@ type statusServer struct {
 	ready    atomic.Bool
 }
 
-func serveStatus(ctx context.Context, b *bus.Bus, log *slog.Logger, replicas int, store string, leads func() bool) (*statusServer, error) {
-	has, err := awaitStore(ctx, b, log, replicas)
+func serveStatus(ctx context.Context, b *bus.Bus, log *slog.Logger, h *head, leads func() bool) (*statusServer, error) {
+	has, err := awaitStore(ctx, b, log, h.replicas, h.auditKept)
 	if err != nil {
 		return nil, err
 	}
-	s := &statusServer{b: b, log: log, since: time.Now().UTC(), replicas: has, store: store, leads: leads}
+	s := &statusServer{b: b, log: log, since: time.Now().UTC(), replicas: has, store: h.store, leads: leads}
 	s.sub, err = b.Subscribe(bus.NodesHead(), s.answer)
 	if err != nil {
 		return nil, err
@@ -76,12 +76,16 @@ func serveStatus(ctx context.Context, b *bus.Bus, log *slog.Logger, replicas int
 
 // awaitStore opens the streams of the head and returns the replicas of the registry. A server that rebuilds its store after a
 // crash, or a cluster that elects a leader, may not answer for a while.
-func awaitStore(ctx context.Context, b *bus.Bus, log *slog.Logger, replicas int) (has int, err error) {
+func awaitStore(ctx context.Context, b *bus.Bus, log *slog.Logger, replicas int, auditKept time.Duration) (has int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, storeLimit)
 	defer cancel()
 	for waits := (bus.Backoff{}).Start(); ; {
 		attempt, cancel := context.WithTimeout(ctx, storeAttempt)
-		if err = nodes.CreateEventStream(attempt, b, replicas); err == nil {
+		err = nodes.CreateEventStream(attempt, b, replicas)
+		if err == nil {
+			err = nodes.CreateAuditStream(attempt, b, replicas, auditKept)
+		}
+		if err == nil {
 			has, err = registry.Replicas(attempt, b, replicas)
 		}
 		cancel()

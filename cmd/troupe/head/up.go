@@ -40,6 +40,7 @@ type upFlags struct {
 	stdin    bool
 	metrics  string
 	replicas int
+	audit    time.Duration
 	limit    string
 	logDir   string
 	cluster  clusterFlags
@@ -125,6 +126,7 @@ func (f *upFlags) add(cmd *cobra.Command) {
 	cmd.Flags().BoolVar(&f.stdin, "with-stdin", false, "end when standard input is closed, for a head that belongs to another program")
 	cmd.Flags().StringVar(&f.metrics, "metrics", "", "address to serve the dashboard, health checks and Prometheus metrics at, HOST:PORT, plain HTTP (default none)")
 	cmd.Flags().IntVar(&f.replicas, "replicas", 0, "copies of ledger, registry, leases and events in a NATS cluster, 1 to 5 (default one per server, up to 3)")
+	cmd.Flags().DurationVar(&f.audit, "audit-kept", 0, "how long the audit trail is kept (default 90 days, or as before; the oldest entries go at 32 MiB)")
 	cmd.Flags().StringVar(&f.limit, "store-limit", "", "limit of the store, such as 10GiB (default 16GiB)")
 	cmd.Flags().StringVar(&f.logDir, "log-dir", "", "folder for the output of workers (default in the store)")
 	f.cluster.add(cmd)
@@ -163,6 +165,8 @@ type head struct {
 	replicas int    // as in kv.Config
 	limit    int64  // bytes of the store; zero: the default of bus
 
+	auditKept time.Duration // as in nodes.CreateAuditStream
+
 	cluster    *clusterFile // nil: the head is alone
 	bundle     *bundle      // of a member whose store is new; nil: there is none yet, or the store is not new
 	bundlePath string       // where the first member writes it
@@ -197,6 +201,9 @@ func (c command) newHead(f upFlags) (*head, error) {
 		return nil, cli.Usagef("--replicas %d: give 1 to 5", f.replicas)
 	case f.replicas > 1 && len(f.nats) == 0:
 		return nil, cli.Usagef("--replicas %d: the head's own server is one server; use --nats with the URLs of a NATS cluster", f.replicas)
+	}
+	if h.auditKept = f.audit; f.audit < 0 {
+		return nil, cli.Usagef("--audit-kept %v: must be positive, such as 2160h", f.audit)
 	}
 	if f.limit != "" {
 		limit, err := gpu.ParseBytes(f.limit)
@@ -294,7 +301,7 @@ func (c command) up(ctx context.Context, h *head, inside func(context.Context, *
 	}
 	defer service.stop()
 	log := c.Logger(&h.level)
-	status, err := serveStatus(ctx, b, log, h.replicas, h.store, service.desk.Leads)
+	status, err := serveStatus(ctx, b, log, h, service.desk.Leads)
 	if err != nil {
 		return err
 	}
