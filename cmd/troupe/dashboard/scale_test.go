@@ -196,7 +196,7 @@ func TestAnswersAreCompressed(t *testing.T) {
 	require.Eventually(t, func() bool { return size("/api/snapshot", "identity") > 20_000 }, 2*time.Minute, 50*time.Millisecond)
 	for _, path := range []string{"/api/snapshot", "/app.js"} {
 		require.Less(t, 2*size(path, "br, gzip;q=0.8"), size(path, "identity"), path)
-		require.Equal(t, size(path, "identity"), size(path, "gzip;q=0"), path)
+		require.InEpsilon(t, size(path, "identity"), size(path, "gzip;q=0"), 0.1, "%s: its times change", path)
 		plain := get(path, "identity")
 		require.Empty(t, plain.Header.Get("Content-Encoding"))
 		zipped := get(path, "gzip")
@@ -205,7 +205,7 @@ func TestAnswersAreCompressed(t *testing.T) {
 		require.NoError(t, err)
 		data, err := io.ReadAll(body)
 		require.NoError(t, err)
-		require.Len(t, data, size(path, "identity"), path)
+		require.InEpsilon(t, size(path, "identity"), len(data), 0.1, path)
 	}
 	stream := get("/api/stream", "gzip")
 	require.Equal(t, "gzip", stream.Header.Get("Content-Encoding"))
