@@ -25,7 +25,7 @@ func New(base *cli.CLI) *cobra.Command {
 		Short:   "Measure Troupe and bare NATS in the same run",
 		Example: "  troupe bench fanout --workers 1,8,64,512",
 	}
-	cmd.AddCommand(newFanout(c), newPlacement(c), newFaults(c), newHeads(c), newPipeline(c), newTransfer(c), newHosts(c), newReport(c), newCheck(c), newFloorWorker(c))
+	cmd.AddCommand(newFanout(c), newPlacement(c), newFaults(c), newHeads(c), newPipeline(c), newTransfer(c), newHosts(c), newScale(c), newReport(c), newCheck(c), newFloorWorker(c))
 	return cmd
 }
 
