@@ -21,11 +21,12 @@ import (
 
 // ScaleConfig configures Scale.
 type ScaleConfig struct {
-	Program string // the troupe program, which is head, agents and workers
-	Nodes   []int  // numbers of agents, each a process; zero: 1, 8 and 32
-	Ranks   []int  // numbers of workers, each a process; zero: 8, 64 and 256
-	Rounds  int    // roles of each size; zero: 3
-	Idle    time.Duration
+	Program string        // the troupe program, which is head, agents and workers
+	Nodes   []int         // numbers of agents, each a process; zero: 1, 8 and 32
+	Ranks   []int         // numbers of workers, each a process; zero: 8, 64 and 256
+	Rounds  int           // roles of each size; zero: 3
+	Settle  time.Duration // from the last agent's start until the head counts as idle
+	Idle    time.Duration // how long it is observed then; zero: ten seconds
 	Log     func(string, ...any)
 }
 
@@ -42,9 +43,9 @@ type ScaleResult struct {
 }
 
 const (
-	scaleCalls  = 20
-	scaleJoins  = 32              // agents that are started at once
-	scaleSettle = 5 * time.Second // after which nodes that have joined are idle
+	scaleCalls = 20
+	scaleJoins = 32  // agents that are started at once
+	scaleKinds = 256 // nodes that a request can name
 )
 
 func (cfg ScaleConfig) withDefaults() ScaleConfig {
@@ -104,7 +105,7 @@ func scaleNodes(ctx context.Context, cfg ScaleConfig, n int, each func(ScaleResu
 		return err
 	}
 	joined := milli(time.Since(begun))
-	if err := pause(ctx, scaleSettle); err != nil {
+	if err := pause(ctx, cfg.Settle); err != nil {
 		return err
 	}
 	cpu, err := cpuPercent(ctx, head.PID(), cfg.Idle)
@@ -203,8 +204,9 @@ func awaitNodes(ctx context.Context, head *Head, n int) error {
 func scaleRanks(ctx context.Context, cfg ScaleConfig, rt *roles.Runtime, n, ranks int) (ScaleResult, error) {
 	var made, called, ended []time.Duration
 	var needs placement.Request
+	on := min(n, scaleKinds)
 	for rank := range ranks {
-		needs.Bundles = append(needs.Bundles, placement.Bundle{Node: scaleNode(rank * n / ranks)})
+		needs.Bundles = append(needs.Bundles, placement.Bundle{Node: scaleNode(rank * on / ranks * n / on)})
 	}
 	for range cfg.Rounds {
 		begun := time.Now()

@@ -18,6 +18,7 @@ const (
 	watchAhead     = 128                    // messages requested ahead of the reader, which bounds the memory of a watch
 	watchExpires   = 30 * time.Second       // lifetime of a request to the server; then it is repeated
 	watchHeartbeat = time.Second            // after twice this time of silence the watch starts a new consumer
+	calmHeartbeat  = 5 * time.Second        // the same, where a consumer is lost with the connection only: each costs the server as much as a message
 	watchRecheck   = 100 * time.Millisecond // interval of comparisons with the leader until the state is complete
 	watchPause     = time.Second            // between consumers that fail, at most
 )
@@ -138,19 +139,20 @@ func (w *watch) untilReconnect(ctx context.Context) (context.Context, context.Ca
 
 // watchConsumer is a consumer and its progress. It begins with the last message of every key.
 type watchConsumer struct {
-	w        *watch
-	consumer jetstream.Consumer
-	sub      *bus.Subscription
-	msgCh    chan *nats.Msg      // has room for all messages of one request, including heartbeats
-	asked    int                 // messages that the current request may still bring
-	absent   int                 // consecutive requests without a responder
-	silence  time.Duration       // since the last message or heartbeat
-	floor    uint64              // the leader's newest message: a lagging replica may not have delivered it
-	highest  uint64              // the newest delivered message
-	pending  uint64              // number of messages to come
-	sequence uint64              // of the consumer; a gap means a lost message
-	fresh    map[string]struct{} // keys of the current state; nil once it is complete
-	ghosts   ghostFilter         // only records stored before the consumer can be ghosts
+	w         *watch
+	consumer  jetstream.Consumer
+	sub       *bus.Subscription
+	msgCh     chan *nats.Msg // has room for all messages of one request, including heartbeats
+	asked     int            // messages that the current request may still bring
+	absent    int            // consecutive requests without a responder
+	silence   time.Duration  // since the last message or heartbeat
+	heartbeat time.Duration
+	floor     uint64              // the leader's newest message: a lagging replica may not have delivered it
+	highest   uint64              // the newest delivered message
+	pending   uint64              // number of messages to come
+	sequence  uint64              // of the consumer; a gap means a lost message
+	fresh     map[string]struct{} // keys of the current state; nil once it is complete
+	ghosts    ghostFilter         // only records stored before the consumer can be ghosts
 }
 
 func (w *watch) open(ctx context.Context) (*watchConsumer, error) {
@@ -193,9 +195,19 @@ func (w *watch) open(ctx context.Context) (*watchConsumer, error) {
 		return nil, err
 	}
 	s.pending = s.consumer.CachedInfo().NumPending
+	s.heartbeat = w.heartbeat()
 	s.msgCh = make(chan *nats.Msg, watchAhead+2*int(watchExpires/watchHeartbeat))
 	s.sub, err = w.kv.b.SubscribeChan(w.kv.b.NewInbox(), s.msgCh)
 	return s, err
+}
+
+// heartbeat is how often the server says that it has nothing new. A server of a cluster may take a consumer with it while this connection lasts,
+// and the embedded one may close its store.
+func (w *watch) heartbeat() time.Duration {
+	if w.kv.b.Clustered() || w.kv.b.Embedded() {
+		return watchHeartbeat
+	}
+	return calmHeartbeat
 }
 
 // newest is the revision of the leader's newest message for this watch.
@@ -229,7 +241,7 @@ func (s *watchConsumer) next(ctx context.Context, completed bool) (*record, erro
 			return nil, err
 		}
 	}
-	patience := 2 * watchHeartbeat
+	patience := 2 * s.heartbeat
 	if !completed {
 		patience = watchRecheck
 	}
@@ -240,7 +252,7 @@ func (s *watchConsumer) next(ctx context.Context, completed bool) (*record, erro
 		s.silence = 0
 		return s.read(ctx, msg)
 	case <-time.After(patience):
-		if s.silence += patience; s.silence >= 2*watchHeartbeat {
+		if s.silence += patience; s.silence >= 2*s.heartbeat {
 			return nil, errors.New("the consumer sends no heartbeats")
 		}
 		return nil, s.recheck(ctx)
@@ -251,7 +263,7 @@ func (s *watchConsumer) next(ctx context.Context, completed bool) (*record, erro
 func (s *watchConsumer) ask() error {
 	s.asked = watchAhead
 	subject := "$JS.API.CONSUMER.MSG.NEXT." + s.w.kv.stream + "." + s.consumer.CachedInfo().Name
-	request := fmt.Sprintf(`{"batch":%d,"expires":%d,"idle_heartbeat":%d}`, watchAhead, watchExpires, watchHeartbeat)
+	request := fmt.Sprintf(`{"batch":%d,"expires":%d,"idle_heartbeat":%d}`, watchAhead, watchExpires, s.heartbeat)
 	return s.w.kv.b.PublishRequest(subject, s.sub.Subject(), []byte(request))
 }
 

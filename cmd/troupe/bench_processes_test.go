@@ -81,3 +81,29 @@ func TestHostsOfABenchmark(t *testing.T) {
 		require.Less(t, r.HeadMiB, moved/2, r.Row)
 	}
 }
+
+// bench scale has rows of the nodes alone and of each size of a role, and slopes of what was measured at two sizes.
+func TestScaleOfABenchmark(t *testing.T) {
+	t.Parallel()
+	var got []benchmarks.ScaleResult
+	cfg := benchmarks.ScaleConfig{Program: programFile(t), Nodes: []int{1, 2}, Ranks: []int{2, 4}, Rounds: 1, Idle: time.Second, Log: t.Logf}
+	require.NoError(t, benchmarks.Scale(t.Context(), cfg, func(r benchmarks.ScaleResult) error {
+		got = append(got, r)
+		return nil
+	}))
+	var sizes [][2]int
+	for _, r := range got {
+		sizes = append(sizes, [2]int{r.Nodes, r.Ranks})
+		if r.Ranks == 0 {
+			require.Positive(t, *r.Join)
+			require.NotNil(t, r.IdleCPU)
+		} else {
+			require.Positive(t, *r.Create)
+			require.Positive(t, *r.Call)
+			require.Positive(t, *r.End)
+		}
+		require.Positive(t, *r.HeadMB)
+	}
+	require.Equal(t, [][2]int{{1, 0}, {1, 2}, {1, 4}, {2, 0}, {2, 2}, {2, 4}}, sizes)
+	require.Len(t, benchmarks.ScaleSlopes(got), 7)
+}

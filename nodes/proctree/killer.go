@@ -47,35 +47,51 @@ func (s *Killer) Kill(marker string, session int, cgroup string) []int {
 	return <-leftCh
 }
 
+const (
+	leastPause = 2 * time.Millisecond // between scans
+	mostPause  = 50 * time.Millisecond
+)
+
+// run scans while there are requests. Among thousands of processes a scan takes a while: as long again is left to others before the next one,
+// which serves all requests that have arrived meanwhile.
 func (s *Killer) run() {
 	defer close(s.doneCh)
-	asks, pause := map[string]killRequest{}, time.Millisecond
+	asks, known, pause := map[string]killRequest{}, markers{}, leastPause
+	var took time.Duration // the last scan
+	var at time.Time       // of the next one
 	for {
 		var nextCh <-chan time.Time
 		if len(asks) > 0 {
-			nextCh = time.After(pause)
+			nextCh = time.After(time.Until(at))
 		}
 		select {
 		case ask, ok := <-s.requestCh:
 			if !ok {
 				return
 			}
+			if soon := time.Now().Add(took); len(asks) == 0 || soon.Before(at) {
+				at = soon
+			}
 			asks[ask.marker] = ask
-			pause = 0
+			pause = leastPause
 			continue // for requests that arrive at the same time
 		case <-nextCh:
 		}
-		if killOnce(asks) == 0 || pause == 0 {
-			pause = time.Millisecond
+		begun := time.Now()
+		if killOnce(asks, known) == 0 {
+			known, took = markers{}, 0
+			continue
 		}
-		pause = min(2*pause, 50*time.Millisecond)
+		took = min(time.Since(begun), mostPause)
+		at = time.Now().Add(max(pause, took))
+		pause = min(2*pause, mostPause)
 	}
 }
 
 // killOnce scans once, kills what it finds, answers requests without survivors or past their time, and returns the
 // number of pending requests.
-func killOnce(asks map[string]killRequest) int {
-	found := treesOf(asks)
+func killOnce(asks map[string]killRequest, known markers) int {
+	found := treesOf(asks, known)
 	for _, marker := range slices.Collect(maps.Keys(asks)) {
 		ask, left := asks[marker], found[marker]
 		for _, pid := range left {
@@ -89,8 +105,23 @@ func killOnce(asks map[string]killRequest) int {
 	return len(asks)
 }
 
+// markers holds what was read of processes: which process has a number, and since when. A process without a marker is read again: one that
+// executes another program has no environment for a moment.
+type markers map[[2]int]string
+
+func (m markers) of(pid, since int) string {
+	if marker, known := m[[2]int{pid, since}]; known {
+		return marker
+	}
+	marker := MarkerOf(pid)
+	if marker != "" {
+		m[[2]int{pid, since}] = marker
+	}
+	return marker
+}
+
 // treesOf finds the live processes of each request, by marker.
-func treesOf(asks map[string]killRequest) map[string][]int {
+func treesOf(asks map[string]killRequest, known markers) map[string][]int {
 	sessions, members := map[int]string{}, map[int]string{}
 	for marker, ask := range asks {
 		sessions[ask.session] = marker
@@ -100,7 +131,7 @@ func treesOf(asks map[string]killRequest) map[string][]int {
 	}
 	found := map[string][]int{}
 	for _, pid := range pids() {
-		session, zombie, ok := sessionOf(pid)
+		session, since, zombie, ok := sessionOf(pid)
 		if !ok || zombie {
 			continue
 		}
@@ -109,7 +140,7 @@ func treesOf(asks map[string]killRequest) map[string][]int {
 			marker, mine = members[pid]
 		}
 		if !mine {
-			marker = MarkerOf(pid)
+			marker = known.of(pid, since)
 			_, mine = asks[marker]
 		}
 		if mine {
@@ -170,19 +201,21 @@ func marked(want func(marker string) bool) map[string][]int {
 	return found
 }
 
-// sessionOf is the session of a process, and whether it is a zombie; ok is false if the process does not exist.
-func sessionOf(pid int) (session int, zombie, ok bool) {
+// sessionOf is the session of a process, when it began by the clock of the system, and whether it is a zombie; ok is false if the process
+// does not exist.
+func sessionOf(pid int) (session, since int, zombie, ok bool) {
 	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
-		return 0, false, false
+		return 0, 0, false, false
 	}
 	_, rest, ok := strings.Cut(string(stat[bytes.LastIndexByte(stat, ')')+1:]), " ")
-	fields := strings.Fields(rest) // state, parent, group, session, …
-	if !ok || len(fields) < 4 {
-		return 0, false, false
+	fields := strings.Fields(rest) // state, parent, group, session, …; the beginning is the twentieth
+	if !ok || len(fields) < 20 {
+		return 0, 0, false, false
 	}
 	session, err = strconv.Atoi(fields[3])
-	return session, fields[0] == "Z" || fields[0] == "X", err == nil
+	since, failed := strconv.Atoi(fields[19])
+	return session, since, fields[0] == "Z" || fields[0] == "X", err == nil && failed == nil
 }
 
 // KillMarked kills every process whose marker matches, and those forked meanwhile, until there is none or the limit has

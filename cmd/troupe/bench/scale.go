@@ -23,8 +23,9 @@ grows with a node or a rank. Choose sizes that the machine has memory for: an ag
 		Example: "  troupe bench scale\n  troupe bench scale --nodes 1,100,1000 --ranks 64,1024 --json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if slices.ContainsFunc(slices.Concat(cfg.Nodes, cfg.Ranks), func(n int) bool { return n < 1 }) || cfg.Rounds < 1 || cfg.Idle < time.Second {
-				return cli.Usagef("--nodes %v, --ranks %v, --rounds %d, --idle %v: numbers of one or more, and a second or more", cfg.Nodes, cfg.Ranks, cfg.Rounds, cfg.Idle)
+			if slices.ContainsFunc(slices.Concat(cfg.Nodes, cfg.Ranks), func(n int) bool { return n < 1 }) || cfg.Rounds < 1 || cfg.Idle < time.Second || cfg.Settle < 0 {
+				return cli.Usagef("--nodes %v, --ranks %v, --rounds %d, --settle %v, --idle %v: numbers of one or more, no negative time, and a second or more",
+					cfg.Nodes, cfg.Ranks, cfg.Rounds, cfg.Settle, cfg.Idle)
 			}
 			return c.runScale(cmd.Context(), cfg)
 		},
@@ -32,6 +33,7 @@ grows with a node or a rank. Choose sizes that the machine has memory for: an ag
 	cmd.Flags().IntSliceVar(&cfg.Nodes, "nodes", []int{1, 8, 32}, "numbers of nodes")
 	cmd.Flags().IntSliceVar(&cfg.Ranks, "ranks", []int{8, 64, 256}, "numbers of workers of a role")
 	cmd.Flags().IntVar(&cfg.Rounds, "rounds", 3, "roles of each size")
+	cmd.Flags().DurationVar(&cfg.Settle, "settle", 70*time.Second, "how long nodes run before the head counts as idle: for a minute they ask more than later")
 	cmd.Flags().DurationVar(&cfg.Idle, "idle", 10*time.Second, "how long the idle head is observed")
 	c.JSONFlag(cmd, "print one JSON object a line instead of a table")
 	return cmd
