@@ -132,7 +132,8 @@ func scaleNodes(ctx context.Context, cfg ScaleConfig, n int, each func(ScaleResu
 		if err != nil {
 			return fmt.Errorf("%d ranks: %w", ranks, err)
 		}
-		if mb, err = residentMB(head.PID()); err != nil {
+		mb, err := residentMB(head.PID())
+		if err != nil {
 			return err
 		}
 		r.HeadMB = &mb

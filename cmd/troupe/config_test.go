@@ -25,7 +25,7 @@ func TestConfigMistakes(t *testing.T) {
 	for text, says := range map[string]string{
 		"up:\n  lisen: 127.0.0.1:0\n":        ":2: up.lisen is unknown; did you mean listen?",
 		"ups: {}\n":                          ":1: ups is unknown; did you mean up?",
-		"up:\n  quux-quux-quux: 1\n":         "up.quux-quux-quux is unknown; there are bundle, ",
+		"up:\n  quux-quux-quux: 1\n":         "up.quux-quux-quux is unknown; there are audit-kept, bundle, ",
 		"up:\n  grace: soon\n":               ":2: up.grace: ",
 		"up:\n  grace: 1m\n  grace: 2m\n":    "grace",
 		"up: yes\n":                          "up is a command",

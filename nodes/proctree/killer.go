@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"troupe/bus"
 )
 
@@ -57,8 +59,7 @@ const (
 func (s *Killer) run() {
 	defer close(s.doneCh)
 	asks, known, pause := map[string]killRequest{}, markers{}, leastPause
-	var took time.Duration // the last scan
-	var at time.Time       // of the next one
+	var at time.Time // of the next scan
 	for {
 		var nextCh <-chan time.Time
 		if len(asks) > 0 {
@@ -69,35 +70,46 @@ func (s *Killer) run() {
 			if !ok {
 				return
 			}
-			if soon := time.Now().Add(took); len(asks) == 0 || soon.Before(at) {
-				at = soon
-			}
 			asks[ask.marker] = ask
 			pause = leastPause
 			continue // for requests that arrive at the same time
 		case <-nextCh:
 		}
+		s.takeWaiting(asks)
 		begun := time.Now()
 		if killOnce(asks, known) == 0 {
-			known, took = markers{}, 0
-			continue
+			known = markers{}
 		}
-		took = min(time.Since(begun), mostPause)
-		at = time.Now().Add(max(pause, took))
+		at = time.Now().Add(min(max(pause, time.Since(begun)), mostPause))
 		pause = min(2*pause, mostPause)
+	}
+}
+
+// takeWaiting adds the requests that wait, each in a goroutine of its own.
+func (s *Killer) takeWaiting(asks map[string]killRequest) {
+	for {
+		select {
+		case ask, ok := <-s.requestCh:
+			if !ok {
+				return // run meets the closed channel again
+			}
+			asks[ask.marker] = ask
+		default:
+			return
+		}
 	}
 }
 
 // killOnce scans once, kills what it finds, answers requests without survivors or past their time, and returns the
 // number of pending requests.
 func killOnce(asks map[string]killRequest, known markers) int {
-	found := treesOf(asks, known)
+	found, unclear := treesOf(asks, known)
 	for _, marker := range slices.Collect(maps.Keys(asks)) {
 		ask, left := asks[marker], found[marker]
 		for _, pid := range left {
 			killPID(pid)
 		}
-		if len(left) == 0 || time.Now().After(ask.until) {
+		if len(left) == 0 && !unclear || time.Now().After(ask.until) {
 			ask.leftCh <- left
 			delete(asks, marker)
 		}
@@ -105,23 +117,8 @@ func killOnce(asks map[string]killRequest, known markers) int {
 	return len(asks)
 }
 
-// markers holds what was read of processes: which process has a number, and since when. A process without a marker is read again: one that
-// executes another program has no environment for a moment.
-type markers map[[2]int]string
-
-func (m markers) of(pid, since int) string {
-	if marker, known := m[[2]int{pid, since}]; known {
-		return marker
-	}
-	marker := MarkerOf(pid)
-	if marker != "" {
-		m[[2]int{pid, since}] = marker
-	}
-	return marker
-}
-
-// treesOf finds the live processes of each request, by marker.
-func treesOf(asks map[string]killRequest, known markers) map[string][]int {
+// treesOf finds the live processes of each request, by marker; unclear: there is one that may have a marker, and does not show it yet.
+func treesOf(asks map[string]killRequest, known markers) (found map[string][]int, unclear bool) {
 	sessions, members := map[int]string{}, map[int]string{}
 	for marker, ask := range asks {
 		sessions[ask.session] = marker
@@ -129,37 +126,74 @@ func treesOf(asks map[string]killRequest, known markers) map[string][]int {
 			members[pid] = marker
 		}
 	}
-	found := map[string][]int{}
-	for _, pid := range pids() {
-		session, since, zombie, ok := sessionOf(pid)
-		if !ok || zombie {
-			continue
+	found = map[string][]int{}
+	all := pids()
+	for _, pid := range all {
+		session, err := unix.Getsid(pid)
+		if err != nil {
+			continue // it has ended
 		}
 		marker, mine := sessions[session]
 		if !mine {
 			marker, mine = members[pid]
 		}
 		if !mine {
-			marker = known.of(pid, since)
+			var none bool
+			marker, none = known.of(pid)
 			_, mine = asks[marker]
+			unclear = unclear || none && executing(pid)
 		}
-		if mine {
+		if mine && !zombie(pid) {
 			found[marker] = append(found[marker], pid)
 		}
 	}
-	return found
+	known.keep(all)
+	return found, unclear
+}
+
+// markers is what earlier scans have read. A process without a marker is read again: it may have none for a moment.
+type markers map[int]string
+
+// of is the marker of a process; none: it has no environment at all.
+func (m markers) of(pid int) (marker string, none bool) {
+	if marker, known := m[pid]; known {
+		return marker, false
+	}
+	env, err := readProc(pid, "environ", environSize)
+	if marker = markerIn(env); marker != "" {
+		m[pid] = marker
+	}
+	return marker, err == nil && len(env) == 0
+}
+
+// keep forgets processes that have ended: their numbers may be given again, though not before the next scan.
+func (m markers) keep(alive []int) {
+	if len(m) == 0 {
+		return
+	}
+	listed := make(map[int]bool, len(alive))
+	for _, pid := range alive {
+		listed[pid] = true
+	}
+	maps.DeleteFunc(m, func(pid int, _ string) bool { return !listed[pid] })
 }
 
 // MarkerEnv is in the environment of every process of a worker's tree: the agent's identity, a dot, and the worker's
 // id. A process that leaves its group, its session and its parent keeps it.
 const MarkerEnv = "TROUPE_WORKER"
 
+const environSize = 16 << 10 // of most
+
 // MarkerOf is the marker of a process; empty: none, exited, or of another user.
 func MarkerOf(pid int) string {
-	env, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
+	env, err := readProc(pid, "environ", environSize)
 	if err != nil {
 		return ""
 	}
+	return markerIn(env)
+}
+
+func markerIn(env []byte) string {
 	prefix := []byte(MarkerEnv + "=")
 	for entry := range bytes.SplitSeq(env, []byte{0}) {
 		if value, ok := bytes.CutPrefix(entry, prefix); ok {
@@ -186,44 +220,76 @@ func pids() []int {
 	return out
 }
 
-// marked is the live processes whose marker matches, by marker.
-func marked(want func(marker string) bool) map[string][]int {
-	found := map[string][]int{}
+// marked is the live processes whose marker matches, by marker; unclear: as treesOf says.
+func marked(want func(marker string) bool) (found map[string][]int, unclear bool) {
+	found = map[string][]int{}
 	self := os.Getpid()
 	for _, pid := range pids() {
 		if pid == self {
 			continue
 		}
-		if m := MarkerOf(pid); m != "" && want(m) {
+		m, none := markers{}.of(pid)
+		if m != "" && want(m) {
 			found[m] = append(found[m], pid)
 		}
+		unclear = unclear || none && executing(pid)
 	}
-	return found
+	return found, unclear
 }
 
-// sessionOf is the session of a process, when it began by the clock of the system, and whether it is a zombie; ok is false if the process
-// does not exist.
-func sessionOf(pid int) (session, since int, zombie, ok bool) {
-	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+// zombie reports whether a process has ended, and nobody has waited for it yet.
+func zombie(pid int) bool {
+	stat := statOf(pid)
+	return len(stat) == 0 || stat[0] == "Z" || stat[0] == "X"
+}
+
+// executing reports whether a process without an environment is about to execute another program: it has memory, which a thread of the kernel has
+// not, and where its environment will be is open.
+func executing(pid int) bool {
+	const size, envEnd = 20, 48
+	stat := statOf(pid)
+	return len(stat) > envEnd && stat[size] != "0" && stat[envEnd] == "0"
+}
+
+// statOf is what the kernel says of a process, from its state on; empty: it is gone.
+func statOf(pid int) []string {
+	stat, err := readProc(pid, "stat", 1024)
 	if err != nil {
-		return 0, 0, false, false
+		return nil
 	}
-	_, rest, ok := strings.Cut(string(stat[bytes.LastIndexByte(stat, ')')+1:]), " ")
-	fields := strings.Fields(rest) // state, parent, group, session, …; the beginning is the twentieth
-	if !ok || len(fields) < 20 {
-		return 0, 0, false, false
+	return strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:])) // the name before it may hold anything
+}
+
+// readProc reads a file of a process, of that size at most if it can be, with as few system calls as possible.
+func readProc(pid int, name string, size int) (data []byte, err error) {
+	fd, err := unix.Open("/proc/"+strconv.Itoa(pid)+"/"+name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
 	}
-	session, err = strconv.Atoi(fields[3])
-	since, failed := strconv.Atoi(fields[19])
-	return session, since, fields[0] == "Z" || fields[0] == "X", err == nil && failed == nil
+	defer func() { _ = unix.Close(fd) }() // nothing was written
+	data = make([]byte, 0, size)
+	for {
+		n, err := unix.Read(fd, data[len(data):cap(data)])
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		data = data[:len(data)+n]
+		if len(data) < cap(data) {
+			return data, nil
+		}
+		data = slices.Grow(data, cap(data))
+	}
 }
 
 // KillMarked kills every process whose marker matches, and those forked meanwhile, until there is none or the limit has
 // passed. It returns the survivors.
 func KillMarked(want func(marker string) bool, limit time.Duration) map[string][]int {
 	for end, pause := time.Now().Add(limit), time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
-		found := marked(want)
-		if len(found) == 0 || time.Now().After(end) {
+		found, unclear := marked(want)
+		if len(found) == 0 && !unclear || time.Now().After(end) {
 			return found
 		}
 		for _, list := range found {

@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -46,13 +47,44 @@ func TestKillerKillsByMarkerAndBySession(t *testing.T) {
 	_, marked := start(t, proctree.MarkerEnv+"=here.one")
 	session, unmarked := start(t)
 	_, other := start(t, proctree.MarkerEnv+"=here.two")
-	require.Equal(t, "here.one", proctree.MarkerOf(marked))
+	require.Eventually(t, func() bool { return proctree.MarkerOf(marked) == "here.one" }, 10*time.Second, time.Millisecond, "while it executes sleep it has none")
 	require.Empty(t, proctree.MarkerOf(unmarked))
 
 	require.Empty(t, k.Kill("here.one", session, ""), "survivors")
 	require.True(t, hasEnded(marked), "found by its marker")
 	require.True(t, hasEnded(unmarked), "found by its session")
 	require.False(t, hasEnded(other), "a process of another worker")
+}
+
+// A process that executes another program has no environment for a moment, and is found nevertheless.
+func TestKillerFindsProcessesThatExecute(t *testing.T) {
+	k := proctree.NewKiller()
+	t.Cleanup(k.Close)
+	for range 50 {
+		session, child := start(t, proctree.MarkerEnv+"=here.moment")
+		require.Empty(t, k.Kill("here.moment", session+1<<22, ""), "survivors") // a session that nobody has
+		require.True(t, hasEnded(child))
+	}
+}
+
+// Many requests at once are served by few scans.
+func TestKillerServesRequestsTogether(t *testing.T) {
+	k := proctree.NewKiller()
+	t.Cleanup(k.Close)
+	var children []int
+	var sessions []int
+	for i := range 20 {
+		session, child := start(t, proctree.MarkerEnv+"=many."+strconv.Itoa(i))
+		children, sessions = append(children, child), append(sessions, session)
+	}
+	var group sync.WaitGroup
+	for i := range sessions {
+		group.Go(func() { k.Kill("many."+strconv.Itoa(i), sessions[i], "") })
+	}
+	group.Wait()
+	for _, child := range children {
+		require.True(t, hasEnded(child))
+	}
 }
 
 func TestKillMarked(t *testing.T) {
