@@ -55,8 +55,10 @@ type Config struct {
 	// EndFunc receives grants that have ended: it kills the workers that run under exactly these tokens, and must not
 	// block. Zero: the report says nothing about workers, and no worker is killed.
 	RunningFunc func() []protocol.RunningGrant
-	RunningCh   <-chan struct{}
-	EndFunc     func([]protocol.KillOrder)
+	// IdleFunc reports whether no worker runs here at all. Zero: that is not known.
+	IdleFunc  func() bool
+	RunningCh <-chan struct{}
+	EndFunc   func([]protocol.KillOrder)
 	// reportedFunc is called when the last result of RunningFunc has been reported.
 	reportedFunc func()
 	// RegisteredFunc is called once, when the lease is acquired for the first time. It must not block.

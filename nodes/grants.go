@@ -103,6 +103,9 @@ func (s *localNode) runningGrants() []protocol.RunningGrant {
 	return list
 }
 
+// idle reports whether there is no worker process.
+func (s *localNode) idle() bool { return !slices.ContainsFunc(s.all(), (*worker).mayHaveProcesses) }
+
 // withShare adds a worker's share of a device to those of its reservation, at most the whole device.
 func withShare(devices []protocol.DeviceShare, uuid string, milli int) []protocol.DeviceShare {
 	i, found := slices.BinarySearchFunc(devices, uuid, func(d protocol.DeviceShare, uuid string) int { return cmp.Compare(d.UUID, uuid) })

@@ -61,7 +61,7 @@ func newLocalNode(a *Agent, cfg Config) (*localNode, error) {
 	}
 	registered := cfg.RegisteredFunc
 	cfg.Bus, cfg.Logger, cfg.OwnFunc = a.cfg.Bus, a.cfg.Logger, a.own
-	cfg.RunningFunc, cfg.RunningCh, cfg.EndFunc, cfg.reportedFunc = s.runningGrants, s.runningCh, s.endGrants, s.reported.done
+	cfg.RunningFunc, cfg.IdleFunc, cfg.RunningCh, cfg.EndFunc, cfg.reportedFunc = s.runningGrants, s.idle, s.runningCh, s.endGrants, s.reported.done
 	cfg.RegisteredFunc = func() {
 		close(s.registeredCh)
 		if registered != nil {

@@ -237,22 +237,26 @@ func (r *reporterRun) requested(data []byte) {
 
 // runningChanged reads the running workers, and reports whether they have changed.
 func (r *reporterRun) runningChanged() bool {
-	before := r.report.Running
+	before := r.report
 	r.report.Seq++
 	r.readRunning()
-	return !slices.EqualFunc(before, r.report.Running, sameRunning)
+	return !sameWork(before, r.report)
 }
 
 // readRunning adds the running workers to the report.
 func (r *reporterRun) readRunning() {
 	r.report.Running, r.report.RunningComplete = nil, false
+	r.report.Idle = r.IdleFunc != nil && r.IdleFunc()
 	if r.RunningFunc != nil {
 		r.report.Running, r.report.RunningComplete = protocol.LimitRunning(r.RunningFunc())
 	}
 }
 
-func sameRunning(a, b protocol.RunningGrant) bool {
-	return a.Reservation == b.Reservation && a.Token == b.Token && slices.Equal(a.Devices, b.Devices)
+// sameWork reports whether the same workers run.
+func sameWork(a, b protocol.Report) bool {
+	return a.Idle == b.Idle && slices.EqualFunc(a.Running, b.Running, func(a, b protocol.RunningGrant) bool {
+		return a.Reservation == b.Reservation && a.Token == b.Token && slices.Equal(a.Devices, b.Devices)
+	})
 }
 
 // recheck releases a lease that the server has lost, so that it is acquired again at once rather than at its next
@@ -315,7 +319,7 @@ func (r *reporterRun) reread(ctx context.Context) bool {
 	r.report.Answered = stamp // the unfit devices are newer than the request too
 	r.readRunning()
 	if err.Error() == r.unread {
-		return !slices.EqualFunc(old.Running, r.report.Running, sameRunning)
+		return !sameWork(old, r.report)
 	}
 	r.unread = err.Error()
 	r.Logger.Warn("nodes: reading the devices failed", "node", r.Name, "error", err)
@@ -328,7 +332,7 @@ func (r *reporterRun) reread(ctx context.Context) bool {
 
 // differs reports whether something that decides on grants has changed. Readings such as the temperature do not count.
 func (r *reporterRun) differs(old protocol.Report) bool {
-	if !slices.EqualFunc(old.Running, r.report.Running, sameRunning) {
+	if !sameWork(old, r.report) {
 		return true
 	}
 	return !slices.EqualFunc(r.report.Devices, old.Devices, func(a, b gpu.Device) bool {

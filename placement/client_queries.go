@@ -75,12 +75,19 @@ func (c *Client) List(ctx context.Context) (Listing, error) {
 }
 
 // Nodes returns the nodes that the leader knows, by name.
-func (c *Client) Nodes(ctx context.Context) ([]NodeStatus, error) {
+func (c *Client) Nodes(ctx context.Context) ([]NodeStatus, error) { return c.listNodes(ctx, false) }
+
+// WorkingNodes returns the nodes whose agents may run workers: those that do not say that they are idle.
+func (c *Client) WorkingNodes(ctx context.Context) ([]NodeStatus, error) {
+	return c.listNodes(ctx, true)
+}
+
+func (c *Client) listNodes(ctx context.Context, working bool) ([]NodeStatus, error) {
 	ctx, cancel := withTimeout(ctx)
 	defer cancel()
 	nodes := []NodeStatus{}
 	for after, first := "", true; first || after != ""; first = false {
-		a, err := c.call(ctx, &message{Verb: verbNodes, ID: after}, nil)
+		a, err := c.call(ctx, &message{Verb: verbNodes, ID: after, Working: working}, nil)
 		if err != nil {
 			return nil, wrap("nodes", err)
 		}

@@ -126,7 +126,7 @@ func (t *leaderTerm) startCall(c *call, now time.Time) {
 		t.answerCall(c, a)
 	case verbNodes:
 		a := &answer{Kind: answerDone}
-		a.Nodes, a.Next = t.listNodes(c.ID)
+		a.Nodes, a.Next = t.listNodes(c.ID, c.Working)
 		t.answerCall(c, a)
 	case verbRules:
 		rules := t.rules

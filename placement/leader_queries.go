@@ -139,12 +139,15 @@ func (t *leaderTerm) listWaiting(namespace string, now time.Time) []Waiting {
 	return clipList(list)
 }
 
-func (t *leaderTerm) listNodes(after string) (nodes []NodeStatus, next string) {
+// listNodes is a page of all nodes, or of those that may run workers.
+func (t *leaderTerm) listNodes(after string, working bool) (nodes []NodeStatus, next string) {
 	for _, n := range t.nodes.byName {
-		nodes = append(nodes, n.status())
+		if status := n.status(); !working || !status.Report.Idle {
+			nodes = append(nodes, status)
+		}
 	}
 	for name, all := range t.nodes.cordons {
-		if t.nodes.byName[name] == nil {
+		if t.nodes.byName[name] == nil && !working {
 			away := NodeStatus{Rank: -1, State: NodeUnproven, Why: "the node is absent", Cordons: all.list()}
 			away.Report.Node = name
 			nodes = append(nodes, away)

@@ -55,6 +55,7 @@ type message struct {
 	Try     bool     `msgpack:"try,omitempty"`     // grant at once or fail
 	Waited  int64    `msgpack:"waited,omitempty"`  // microseconds since the first message
 	ID      string   `msgpack:"id,omitempty"`      // of a release; of a list, the last item of the previous page
+	Working bool     `msgpack:"working,omitempty"` // of a list of nodes: those alone whose agents may run workers
 	Token   uint64   `msgpack:"token,omitempty"`
 	Call    uint64   `msgpack:"call,omitempty"` // of a withdrawal: the reserve call that it ends
 	Rules   *Rules   `msgpack:"rules,omitempty"`

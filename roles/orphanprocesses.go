@@ -41,7 +41,7 @@ func (s *OrphanProcesses) Kill(ctx context.Context) ([]nodes.Status, error) {
 		return nil, err
 	}
 	defer client.Close()
-	all, err := client.Nodes(ctx)
+	all, err := client.WorkingNodes(ctx)
 	if err != nil {
 		return nil, err
 	}

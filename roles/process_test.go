@@ -554,6 +554,28 @@ func TestOrphanProcessesAreKilled(t *testing.T) {
 	require.NoError(t, err)
 }
 
+// A node counts as working from its first worker until its last one is gone, with and without devices.
+func TestWorkingNodes(t *testing.T) {
+	t.Parallel()
+	tr := startHead(t, false)
+	rt := tr.driver(t, roles.Config{})
+	client, err := placement.NewClient(tr.bus, "")
+	require.NoError(t, err)
+	t.Cleanup(client.Close)
+	working := func() int {
+		nodes, err := client.WorkingNodes(patient(t))
+		require.NoError(t, err)
+		return len(nodes)
+	}
+	for _, devices := range []int{0, 1} {
+		eventually(t, "it is idle", func() bool { return working() == 0 })
+		c := create(t, rt, workerSpec("works", 1, placement.Wholes(devices)))
+		eventually(t, "it works", func() bool { return working() == 1 })
+		require.NoError(t, c.Destroy(patient(t)))
+	}
+	eventually(t, "it is idle again", func() bool { return working() == 0 })
+}
+
 // The workers run in a copy of the driver's folder, also after a restart.
 func TestAShippedFolder(t *testing.T) {
 	t.Parallel()

@@ -37,6 +37,9 @@ type Report struct {
 	Running         []RunningGrant `json:"running,omitempty" msgpack:"running,omitempty"`
 	RunningComplete bool           `json:"running_complete,omitempty" msgpack:"running_complete,omitempty"`
 
+	// Idle states that the agent runs no worker, under a grant or without one. It is false for agents of versions without this field.
+	Idle bool `json:"idle,omitempty" msgpack:"idle,omitempty"`
+
 	// Answered is the stamp of the newest ReportRequest that the agent had received before it made this report; NoStamp
 	// if it had received none. Zero: the agent's version does not support stamps.
 	Answered uint64 `json:"answered,omitempty" msgpack:"answered,omitempty"`
