@@ -3,8 +3,8 @@ package dashboard_test
 import (
 	"bufio"
 	"compress/gzip"
-	"encoding/json"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
