@@ -32,6 +32,7 @@ type Cluster struct {
 	workforce workforce
 	recovery  recovery
 	sizer     sizer
+	scaler    scaler
 	members   membership
 	replayer  replayer
 	output    outputs

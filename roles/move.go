@@ -2,6 +2,7 @@ package roles
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -14,31 +15,54 @@ import (
 // moveWait bounds the queue time of a reservation for moved ranks.
 const moveWait = 15 * time.Second
 
+// reserver is one of the two ways to reserve: Reserve and TryReserve of a client.
+type reserver = func(*placement.Client, context.Context, placement.Request) (placement.Record, error)
+
 // move places ranks of a restart on other nodes if theirs must be avoided: only those ranks, with a reservation of
 // their own, or with RestartRole the whole role with new reservations.
 func (m *recovery) move(ctx context.Context, params *startParams) error {
-	rec := m.c.Record()
-	r := rec.Restart
-	var ranks []int
-	for _, rank := range r.Ranks {
-		if slices.Contains(r.Avoid, rec.Placements[rank].Node) {
-			ranks = append(ranks, rank)
+	for {
+		rec := m.c.Record()
+		r := rec.Restart
+		var ranks []int
+		for _, rank := range r.Ranks {
+			if slices.Contains(r.Avoid, rec.Placements[rank].Node) {
+				ranks = append(ranks, rank)
+			}
+		}
+		if len(ranks) == 0 && len(rec.Reservations) > 0 {
+			return nil
+		}
+		if why := params.fixed(rec, ranks, r.Avoid); why != "" {
+			return bus.Errorf(bus.CodeRefused, "moving to another node is impossible: %s", why)
+		}
+		err := m.moveTo(ctx, params, rec, ranks)
+		if err == nil || !noRoom(err) {
+			return err
+		}
+		if dropped, failed := m.dropReplica(ctx, params, ranks); failed != nil || !dropped {
+			return errors.Join(err, failed)
 		}
 	}
-	if len(ranks) == 0 && len(rec.Reservations) > 0 {
-		return nil
+}
+
+// moveTo places the ranks on other nodes. While the role may have fewer replicas, it does not wait for devices.
+func (m *recovery) moveTo(ctx context.Context, params *startParams, rec registry.RoleRecord, ranks []int) error {
+	reserve, wait := (*placement.Client).Reserve, moveWait
+	switch {
+	case params.hasSurplus(rec):
+		reserve = (*placement.Client).TryReserve
+	case params.MinReplicas > 0:
+		wait = params.PlaceTimeout
 	}
-	if why := params.fixed(rec, ranks, r.Avoid); why != "" {
-		return bus.Errorf(bus.CodeRefused, "moving to another node is impossible: %s", why)
-	}
-	ctx, cancel := context.WithTimeout(ctx, min(moveWait, params.PlaceTimeout))
+	ctx, cancel := context.WithTimeout(ctx, min(wait, params.PlaceTimeout))
 	defer cancel()
 	at := rec.Placements[0].Node
 	var err error
 	if rec.Policy == RestartRole {
-		err = m.moveAll(ctx, params)
+		err = m.moveAll(ctx, params, reserve)
 	} else {
-		err = m.moveSome(ctx, params, ranks)
+		err = m.moveSome(ctx, params, ranks, reserve)
 	}
 	if err != nil {
 		return err
@@ -78,7 +102,7 @@ func (r *startParams) bundle(rank int) placement.Bundle {
 }
 
 // moveSome reserves for some ranks elsewhere. Their old reservations are released when no rank uses them.
-func (m *recovery) moveSome(ctx context.Context, params *startParams, ranks []int) error {
+func (m *recovery) moveSome(ctx context.Context, params *startParams, ranks []int, reserve reserver) error {
 	client, err := m.c.rt.placement()
 	if err != nil {
 		return err
@@ -90,7 +114,7 @@ func (m *recovery) moveSome(ctx context.Context, params *startParams, ranks []in
 	for _, rank := range ranks {
 		request.Bundles = append(request.Bundles, params.bundle(rank))
 	}
-	got, err := client.Reserve(ctx, request)
+	got, err := reserve(client, ctx, request)
 	if err != nil {
 		return bus.Errorf(bus.CodeOf(err), "no other node has room for it: %w", err)
 	}
@@ -107,7 +131,7 @@ func (m *recovery) moveSome(ctx context.Context, params *startParams, ranks []in
 }
 
 // moveAll releases the reservations of the role, whose workers have all exited, and reserves again.
-func (m *recovery) moveAll(ctx context.Context, params *startParams) error {
+func (m *recovery) moveAll(ctx context.Context, params *startParams, reserve reserver) error {
 	client, err := m.c.rt.placement()
 	if err != nil {
 		return err
@@ -137,7 +161,7 @@ func (m *recovery) moveAll(ctx context.Context, params *startParams) error {
 	}
 	var placements []registry.RankPlacement
 	for i, one := range instances {
-		got, err := client.Reserve(ctx, one)
+		got, err := reserve(client, ctx, one)
 		if err != nil {
 			return bus.Errorf(bus.CodeOf(err), "the other nodes have no room for the role: %w", err)
 		}

@@ -83,6 +83,11 @@ type Process struct {
 	// imports: a lost worker then has a new process at once. They hold no devices. Command must understand nodes.SpareEnv, as Main and
 	// Python's workers do; with RankEnv there are none.
 	Spares int
+	// MinReplicas lets a role of RestartRank or RestartRole go on with fewer replicas, though at least so many, when no node has room for a
+	// lost one. With fewer it waits for PlaceTimeout, and fails. MaxReplicas has the driver that created the role add replicas up to so many,
+	// or to what Resize was called with last, whenever devices are free, and remove them when their devices are preempted: the last ones have
+	// the lowest priority, below the role's own. Zero: none.
+	MinReplicas, MaxReplicas int
 	// StallAfter replaces a worker that runs one call for longer than that while the others wait, or whose process is stopped, if the
 	// policy replaces workers; its stacks are stored with the event worker_stalled. Zero: none; the minimum is two seconds.
 	StallAfter time.Duration

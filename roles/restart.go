@@ -322,6 +322,9 @@ func (m *recovery) performRestart(params *startParams, lost []loss) (err error) 
 	ctx, cancel := context.WithTimeout(m.c.rt.ctx, params.StartTimeout)
 	defer cancel()
 	err = m.replace(ctx, params)
+	if now := m.c.Record().Restart; now != nil {
+		r = now // without the ranks for which no node had room
+	}
 	if err == nil {
 		err = m.finishRestart(ctx, r.Gen)
 	}
@@ -347,6 +350,9 @@ func (m *recovery) replace(ctx context.Context, params *startParams) error {
 	}
 	rec := m.c.Record()
 	ranks := rec.Restart.Ranks
+	if len(ranks) == 0 { // they have left, as no node had room
+		return nil
+	}
 	if err := m.c.workforce.launch(ctx, ranks, rec); err != nil {
 		return err
 	}

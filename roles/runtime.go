@@ -550,7 +550,7 @@ func (rt *Runtime) Attach(ctx context.Context, name string) (*Cluster, error) {
 // newCluster makes a cluster and starts to monitor its role.
 func (rt *Runtime) newCluster(rec registry.RoleRecord, tie origin, spec Spec) (*Cluster, error) {
 	c := &Cluster{rt: rt, origin: tie, spec: spec, to: rec.Address()}
-	c.performer, c.starter.c, c.workforce.c, c.sizer.c, c.replayer.c, c.output.c, c.members.c = performer{c}, c, c, c, c, c, c
+	c.performer, c.starter.c, c.workforce.c, c.sizer.c, c.scaler.c, c.replayer.c, c.output.c, c.members.c = performer{c}, c, c, c, c, c, c, c
 	c.record.rt, c.record.to, c.record.rec, c.record.claims = rt, c.to, rec, c.claims
 	c.recovery.c, c.recovery.wakeCh = c, make(chan struct{}, 1)
 	c.ender = ender{c: c, destroyCh: make(chan struct{}, 1)}

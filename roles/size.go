@@ -40,7 +40,7 @@ func (z *sizer) applyMesh(rec registry.RoleRecord) {
 // created the role does it; others ask that driver.
 func (c *Cluster) Resize(ctx context.Context, replicas int) error {
 	return c.settled(ctx, func() error {
-		return c.sizer.resizeTo(ctx, "", func(rec registry.RoleRecord) int { return replicas * rec.Mesh.TP * rec.Mesh.CP * rec.Mesh.PP })
+		return c.sizer.resizeTo(ctx, "", func(rec registry.RoleRecord) int { return replicas * replicaSize(rec) })
 	})
 }
 
@@ -71,11 +71,23 @@ func (c *Cluster) Shrink(ctx context.Context, n int) error {
 	return c.sizer.resizeTo(ctx, "", func(rec registry.RoleRecord) int { return rec.World - n })
 }
 
-// resizeTo gives the role another size; one caller at a time.
+// resizeTo gives the role another size, which somebody has asked for.
 func (z *sizer) resizeTo(ctx context.Context, why string, size func(registry.RoleRecord) int) error {
-	if rec := z.c.Record(); rec.Process && z.c.origin != created {
+	rec := z.c.Record()
+	if rec.Process && z.c.origin != created {
 		return z.c.members.ask(ctx, ownerRequest{World: size(rec), Reason: why})
 	}
+	if mesh, err := z.resized(size(rec) - rec.World); err == nil {
+		if err := z.checkRange(mesh.DP); err != nil {
+			return err
+		}
+		z.c.scaler.wanted.Store(int32(mesh.DP))
+	}
+	return z.changeSize(ctx, why, size)
+}
+
+// changeSize gives the role another size; one caller at a time.
+func (z *sizer) changeSize(ctx context.Context, why string, size func(registry.RoleRecord) int) error {
 	if err := z.c.ender.lockDestroy(ctx); err != nil {
 		return err
 	}
@@ -87,7 +99,7 @@ func (z *sizer) resizeTo(ctx context.Context, why string, size func(registry.Rol
 	case err != nil || n == 0:
 		return err
 	case n > 0:
-		return z.grow(ctx, n, mesh, why)
+		return z.grow(ctx, n, why, z.reserveAll)
 	}
 	return z.shrink(ctx, mesh, why)
 }
@@ -104,8 +116,8 @@ func because(why string) string {
 	return ": " + why
 }
 
-// grow adds n workers, with a reservation of their own, as the last ranks. Other processes are told of the new size.
-func (z *sizer) grow(ctx context.Context, n int, mesh dispatch.Mesh, why string) error {
+// grow adds n workers as the last ranks, or those of them for which it can reserve. Other processes are told of the new size.
+func (z *sizer) grow(ctx context.Context, n int, why string, reserve func(ctx context.Context, n int) (int, error)) error {
 	c := z.c
 	ctx, cancel := context.WithTimeout(ctx, c.spec.StartTimeout)
 	defer cancel()
@@ -114,7 +126,14 @@ func (z *sizer) grow(ctx context.Context, n int, mesh dispatch.Mesh, why string)
 	if err := z.checkReplays(ctx, ranks); err != nil {
 		return err
 	}
-	if err := z.reserveMore(ctx, n); err != nil {
+	n, err := reserve(ctx, n)
+	if err != nil || n == 0 {
+		return err
+	}
+	ranks = ranks[:n]
+	mesh, err := z.resized(n)
+	if err != nil {
+		z.removeFrom(context.WithoutCancel(ctx), first)
 		return err
 	}
 	rec := c.Record()
@@ -122,7 +141,7 @@ func (z *sizer) grow(ctx context.Context, n int, mesh dispatch.Mesh, why string)
 	for _, rank := range ranks {
 		c.life.feed(life.Event{Kind: life.Expect, Rank: rank, Gen: rec.Placements[rank].Gen})
 	}
-	err := c.workforce.launch(ctx, ranks, rec)
+	err = c.workforce.launch(ctx, ranks, rec)
 	if err == nil {
 		err = c.workforce.awaitReady(ctx, ranks)
 	}
@@ -158,16 +177,23 @@ func (z *sizer) shrink(ctx context.Context, mesh dispatch.Mesh, why string) erro
 		return err
 	}
 	rec := c.Record()
+	return z.leave(ctx, rec, rec.PlacedRanks()[rec.World:], why)
+}
+
+// leave ends the workers beyond the size of the record, which is new. Those that live finish their calls first, for as long as ctx permits.
+func (z *sizer) leave(ctx context.Context, rec registry.RoleRecord, live []int, why string) error {
+	c := z.c
 	z.resize(rec) // no new call goes to the removed ranks
 	leaving := rec.PlacedRanks()[rec.World:]
 	z.announceSize(leaving)
 	c.output.emit(eventResize, nil, "", fmt.Sprintf("%d workers, %d fewer%s", rec.World, len(leaving), because(why)))
 	c.rt.audit(actionResized, rec, nil, fmt.Sprintf("%d workers, %d fewer%s", rec.World, len(leaving), because(why)), "")
-	z.drain(ctx, leaving)
+	z.drain(ctx, live)
+	ctx = context.WithoutCancel(ctx)
 	for _, rank := range leaving {
 		c.life.feed(life.Event{Kind: life.Remove, Rank: rank})
 	}
-	err := c.workforce.stopProcesses(ctx, leaving, c.spec.StopGrace, stopInOrder)
+	err := c.workforce.stopProcesses(ctx, live, c.spec.StopGrace, stopInOrder)
 	z.removeFrom(ctx, rec.World)
 	return err
 }
@@ -180,7 +206,7 @@ const (
 // drain returns when ranks that leave have finished their calls and get no new ones, or ctx has ended.
 func (z *sizer) drain(ctx context.Context, leaving []int) {
 	quietSince, before := time.Time{}, uint64(0)
-	for ctx.Err() == nil {
+	for ctx.Err() == nil && len(leaving) > 0 {
 		switch busy, done := z.load(ctx, leaving); {
 		case busy || done != before:
 			quietSince, before = time.Time{}, done
@@ -267,9 +293,17 @@ func (z *sizer) resized(n int) (dispatch.Mesh, error) {
 	return mesh.Resolve(rec.World + n)
 }
 
-// reserveMore reserves for more workers and records their placements. The role's size is unchanged until they are
-// ready.
-func (z *sizer) reserveMore(ctx context.Context, n int) error {
+// reserveAll reserves for n more workers, and waits until they fit.
+func (z *sizer) reserveAll(ctx context.Context, n int) (int, error) {
+	reserve := func(client *placement.Client, ctx context.Context, request placement.Request) (placement.Record, error) {
+		return z.c.workforce.reserveOne(ctx, client, request)
+	}
+	return n, z.reserveMore(ctx, z.c.Record().World, n, 0, reserve)
+}
+
+// reserveMore reserves for n more workers from a rank on, of a lower priority than the others, and records their placements. The role's size
+// is unchanged until they are ready.
+func (z *sizer) reserveMore(ctx context.Context, first, n, lower int, reserve reserver) error {
 	client, err := z.c.rt.placement()
 	if err != nil {
 		return err
@@ -280,13 +314,14 @@ func (z *sizer) reserveMore(ctx context.Context, n int) error {
 		return bus.Errorf(bus.CodeInvalid, "role %s has an exact device mapping without devices for more workers", z.c.Name())
 	}
 	request.ID = fmt.Sprintf("%s-%d", rec.ReservationID(), rec.Generations+1)
-	request.FirstRank, request.Mapping = rec.World, nil
+	request.FirstRank, request.Mapping = first, nil
+	request.Priority -= lower
 	bundle := placement.Bundle{}
 	if len(request.Bundles) > 0 {
 		bundle = request.Bundles[len(request.Bundles)-1]
 	}
 	request.Bundles = placement.Repeat(n, bundle)
-	got, err := z.c.workforce.reserveOne(ctx, client, request)
+	got, err := reserve(client, ctx, request)
 	if err != nil {
 		return err
 	}
@@ -298,7 +333,7 @@ func (z *sizer) reserveMore(ctx context.Context, n int) error {
 			placements[i].Gen, placements[i].Reservation = r.Generations, len(r.Reservations)
 		}
 		r.Reservations = append(r.Reservations, held)
-		r.Placements = append(r.Placements[:r.World], placements...)
+		r.Placements = append(r.Placements[:first], placements...)
 	})
 	if err == nil {
 		return nil
@@ -327,6 +362,7 @@ func (z *sizer) removeFrom(ctx context.Context, first int) {
 	for _, s := range rec.Placements[:first] {
 		held = max(held, s.Reservation+1)
 	}
+	held = min(held, len(rec.Reservations)) // a restart has released them
 	if err == nil {
 		var client *placement.Client
 		if client, err = z.c.rt.placement(); err == nil {

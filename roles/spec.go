@@ -90,7 +90,7 @@ func (s Spec) resolve() (dispatch.Mesh, error) {
 		errs = append(errs, bus.Errorf(bus.CodeInvalid, "role %q: %w", s.Name, err))
 	}
 	if s.Process != nil && err == nil {
-		errs = append(errs, s.Process.check(s.Name, mesh.World()))
+		errs = append(errs, s.Process.check(s.Name, mesh.World()), s.checkReplicas(mesh.DP))
 	}
 	return mesh, errors.Join(errs...)
 }

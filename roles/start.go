@@ -49,6 +49,7 @@ func (s *starter) start(ctx context.Context, config wire.Raw) error {
 	if err = s.startResult(err); err == nil {
 		rec := s.c.Record()
 		s.c.output.emit(eventRole, nil, "", fmt.Sprintf("%d workers of class %s, for %s", s.c.WorldSize(), rec.Class, s.c.rt.cfg.Name))
+		s.c.scaler.start()
 		s.c.rt.audit(actionCreated, rec, nil, fmt.Sprintf("%d workers of class %s", rec.World, rec.Class), rec.By)
 	}
 	return err

@@ -31,6 +31,7 @@ type startParams struct {
 	StartTimeout   time.Duration       `msgpack:"start_timeout"`
 	Restarts       int                 `msgpack:"restarts"`
 	Spares         int                 `msgpack:"spares,omitempty"`
+	MinReplicas    int                 `msgpack:"min_replicas,omitempty"`
 	Backoff        time.Duration       `msgpack:"backoff"`
 	MaxBackoff     time.Duration       `msgpack:"max_backoff"`
 }
@@ -51,7 +52,7 @@ func (w *workforce) storeStartParams(ctx context.Context, config wire.Raw) error
 	w.startParams = &startParams{
 		Incarnation: rec.Incarnation, Program: w.program, RankEnv: p.RankEnv, LateRendezvous: p.LateRendezvous, Config: config, QueueLimit: w.c.spec.QueueLimit,
 		Private: w.c.rt.cfg.Private || w.c.rt.bus.Embedded(), PanicFails: w.c.spec.PanicFails, Needs: p.Needs, Over: p.Over, PlaceTimeout: p.PlaceTimeout, StartTimeout: w.c.spec.StartTimeout,
-		Restarts: p.Restarts, Backoff: p.Backoff, MaxBackoff: p.MaxBackoff, Spares: p.Spares,
+		Restarts: p.Restarts, Backoff: p.Backoff, MaxBackoff: p.MaxBackoff, Spares: p.Spares, MinReplicas: p.MinReplicas,
 	}
 	w.mu.Unlock()
 	return w.putStartParams(ctx)

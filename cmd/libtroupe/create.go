@@ -45,8 +45,10 @@ type specRequest struct {
 	Restarts       int                 `msgpack:"restarts"`
 	Spares         int                 `msgpack:"spares"`
 	StallAfter     float64             `msgpack:"stall_after"` // seconds
-	Replace        bool                `msgpack:"replace"`     // a role of the name is destroyed first
-	Output         nodes.OutputMode    `msgpack:"output"`      // empty: that of the runtime
+	MinReplicas    int                 `msgpack:"min_replicas"`
+	MaxReplicas    int                 `msgpack:"max_replicas"`
+	Replace        bool                `msgpack:"replace"` // a role of the name is destroyed first
+	Output         nodes.OutputMode    `msgpack:"output"`  // empty: that of the runtime
 
 	// Mapping is a device mapping as text, or empty; its devices are those of the reservation Colocate, if that is set.
 	Mapping  string             `msgpack:"mapping"`
@@ -75,7 +77,8 @@ func (s specRequest) spec() (roles.Spec, error) {
 		Process: &roles.Process{
 			Command: s.Command, Dir: s.Dir, Ship: s.Ship, Exclude: s.Exclude, Env: s.Env, RankEnv: s.RankEnv, LateRendezvous: s.LateRendezvous, OwnVariables: s.OwnVariables, Needs: needs,
 			Fork: s.Fork, Warm: s.Warm, WarmPath: s.WarmPath,
-			Policy: roles.Policy(s.Policy), Restarts: s.Restarts, Spares: s.Spares, StallAfter: seconds(s.StallAfter), PlaceTimeout: seconds(s.PlaceTimeout), OutputMode: s.Output,
+			Policy: roles.Policy(s.Policy), Restarts: s.Restarts, Spares: s.Spares, StallAfter: seconds(s.StallAfter),
+			MinReplicas: s.MinReplicas, MaxReplicas: s.MaxReplicas, PlaceTimeout: seconds(s.PlaceTimeout), OutputMode: s.Output,
 		},
 	}
 	if len(s.Config) > 0 && !s.Config.IsNil() {

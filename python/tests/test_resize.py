@@ -113,3 +113,33 @@ def test_a_stopped_rank_is_replaced(session):
         assert resized.check(pool) == []
         with pytest.raises(troupe.InvalidError, match="StallAfter"):
             troupe.Cluster("other", resized.Pool, worker_config=WorkerConfig(world_size=1, stall_after=0.5))
+
+
+def test_replicas_follow_free_devices(session):
+    config = WorkerConfig(replicas=(1, 3), num_gpus_per_worker=1, num_cpus_per_worker=0)
+    with troupe.Cluster("pool", resized.Pool, worker_config=config) as pool:
+        pool.load(7)
+        now = pool.members()
+        while len(now.members) < 3:
+            now = pool.changed(now.epoch).result(60)
+        assert pool.world_size == 3 and "devices are free" in now.cause
+        assert resized.check(pool) == []
+        pool.resize(2)
+        assert pool.world_size == 2
+        with pytest.raises(troupe.InvalidError, match="it may have from 1 to 3 replicas"):
+            pool.resize(4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"replicas": 3}, r"replicas=3 is not \(least, most\)"),
+        ({"replicas": (3, 2)}, "the first number is the least"),
+        ({"replicas": (0, 2)}, "replicas"),
+        ({"replicas": (1, 2), "min_replicas": 1}, "leave min_replicas out"),
+        ({"min_replicas": -1}, "min_replicas"),
+    ],
+)
+def test_ranges_of_replicas_are_checked(fields, says):
+    with pytest.raises(troupe.InvalidError, match=says):
+        WorkerConfig(**fields)

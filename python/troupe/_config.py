@@ -39,6 +39,8 @@ class WorkerConfig:
         restarts: int = 0,
         spares: int = 0,
         stall_after: float = 0.0,
+        replicas: tuple[int, int] | None = None,
+        min_replicas: int = 0,
         late_rendezvous: bool = False,
         own_variables: bool = False,
         warm: Sequence[str] | None = None,
@@ -75,6 +77,8 @@ class WorkerConfig:
         self.restarts = restarts
         self.spares = spares
         self.stall_after = stall_after
+        self.replicas = replicas
+        self.min_replicas = min_replicas
         self.late_rendezvous = late_rendezvous
         self.own_variables = own_variables
         self.warm = warm
@@ -92,7 +96,7 @@ STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 def check(config: object) -> None:
     """Raises InvalidError, naming the field, if a configuration of any class has an invalid value."""
-    least = {"world_size": 1, "max_concurrency": 1, "queue_limit": 0, "restarts": 0, "spares": 0}
+    least = {"world_size": 1, "max_concurrency": 1, "queue_limit": 0, "restarts": 0, "spares": 0, "min_replicas": 0}
     least |= dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"), 1)
     for name, lower in least.items():
         if (value := setting(config, name, None)) is not None:
@@ -106,6 +110,7 @@ def check(config: object) -> None:
     _check.thousandths("num_cpus_per_worker", setting(config, "num_cpus_per_worker", 0))
     _check.memory("memory_per_worker", setting(config, "memory_per_worker", 0))
     _check.resources("resources_per_worker", setting(config, "resources_per_worker", None))
+    replica_range(config)
     lifetime = setting(config, "lifetime", "")
     if lifetime and lifetime not in LIFETIMES:
         raise _errors.InvalidError(
@@ -116,6 +121,22 @@ def check(config: object) -> None:
         _output.mode(shown)
     if strategy and strategy not in STRATEGIES:
         raise _errors.InvalidError(f"strategy={strategy!r} is none of {', '.join(STRATEGIES)}")
+
+
+def replica_range(config: object) -> tuple[int, int]:
+    """Returns the least and the most replicas of a configuration of any class; 0: not given."""
+    given, least = setting(config, "replicas", None), setting(config, "min_replicas", 0)
+    if given is None:
+        return least, 0
+    if not isinstance(given, (tuple, list)) or len(given) != 2:
+        raise _errors.InvalidError(f"replicas={given!r} is not (least, most), as in replicas=(2, 8)")
+    for value in given:
+        _check.integer("replicas", value, 1)
+    if given[0] > given[1] or least:
+        raise _errors.InvalidError(
+            f"replicas={given!r}: the first number is the least, the second the most; leave min_replicas out"
+        )
+    return given[0], given[1]
 
 
 def setting(config: object, name: str, default: object) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import msgpack
 
 from . import _check, _codec, _constructor, _errors, _session, _source
-from ._config import WorkerConfig, check, setting
+from ._config import WorkerConfig, check, replica_range, setting
 from ._resources import BundleOf, Reservation
 
 # Variables that Troupe sets for each worker, unless its role has own_variables: visible devices, and the worker's rank
@@ -128,6 +128,9 @@ def spec(
             mapping, places = manager._devices_of(indices)
             world = len(indices) if world is None else world
     devices = _mapping(mapping)
+    fewest, most = replica_range(config)
+    if most and world is None and devices is None:
+        world = fewest * int(get(config, "tensor_parallel_size", 1)) * int(get(config, "context_parallel_size", 1))
     world = _world(name, world, devices)
     mesh = {
         "tp": int(get(config, "tensor_parallel_size", 1)), "pp": int(get(config, "pipeline_parallel_size", 1)),
@@ -151,10 +154,12 @@ def spec(
         "stop_grace": float(get(config, "stop_grace", 0)),
         "late_rendezvous": bool(get(config, "late_rendezvous", False)),
         "own_variables": bool(get(config, "own_variables", False)),
-        "policy": str(get(config, "policy", "")),
+        "policy": str(get(config, "policy", "")) or ("restart_rank" if fewest else ""),
         "restarts": int(get(config, "restarts", 0)),
         "spares": int(get(config, "spares", 0)),
         "stall_after": float(get(config, "stall_after", 0)),
+        "min_replicas": fewest,
+        "max_replicas": most,
         "output": str(get(config, "output", "")),
     }
     if isinstance(manager, BundleOf):
