@@ -46,6 +46,13 @@ func startHead(t *testing.T) *head {
 		require.NoError(t, err)
 		h.stop[name] = h.run(reporter.Run)
 	}
+	client, err := placement.NewClient(h.bus, "")
+	require.NoError(t, err)
+	defer client.Close()
+	require.Eventually(t, func() bool {
+		all, err := client.Nodes(t.Context())
+		return err == nil && len(all) == 2 && all[0].State == placement.NodeReady && all[1].State == placement.NodeReady
+	}, time.Minute, 5*time.Millisecond, "devices of both nodes can be granted")
 	return h
 }
 
