@@ -75,13 +75,14 @@ var testHelpers = []string{"bus/bustest", "actors/actorstest"}
 // testsAlso are the imports that the tests of a package have beside what the package may import: packages above it that its
 // tests exercise it through, or that its examples show.
 var testsAlso = map[string][]string{
-	"bus":            {"bus/kv", "bus/stream"},
-	"bus/calls":      {"actors", "bus/direct", "bus/kv", "bus/shm"},
-	"dispatch":       {"actors", "roles"},
-	"nodes":          {"gpu/nvml"},
-	"placement":      {"nodes"},
-	"roles/router":   {"actors"},
-	"roles/sessions": {"gpu"},
+	"bus":                 {"bus/kv", "bus/stream"},
+	"bus/calls":           {"actors", "bus/direct", "bus/kv", "bus/shm"},
+	"dispatch":            {"actors", "roles"},
+	"nodes":               {"gpu/nvml"},
+	"placement":           {"nodes"},
+	"roles/router":        {"actors"},
+	"roles/sessions/book": {"gpu", "nodes"},
+	"roles/sessions":      {"gpu"},
 }
 
 // pure names the packages whose results depend on their arguments alone: no clock, no random numbers, no I/O.

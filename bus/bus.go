@@ -355,6 +355,10 @@ func pinned(want []byte) *tls.Config {
 
 // asyncError logs and counts the asynchronous errors of the connection.
 func (b *Bus) asyncError(nc *nats.Conn, sub *nats.Subscription, err error) {
+	if errors.Is(err, net.ErrClosed) { // a write beside the end of the connection, which is reported where it was ended
+		b.cfg.Logger.Debug("bus: a write to a connection that has ended", "error", err)
+		return
+	}
 	b.asyncErrors.Add(1)
 	if authFailed(err) {
 		first, why := b.turnedAway(nc, err)

@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"troupe/placement"
-	"troupe/placement/planner"
 	"troupe/roles"
 )
 
@@ -49,7 +48,9 @@ func TestReplicasFollowFreeDevices(t *testing.T) {
 	client, err := placement.NewClient(tr.bus, "")
 	require.NoError(t, err)
 	defer client.Close()
-	require.NoError(t, client.SetRules(patient(t), placement.Rules{Policy: planner.Policy{Preempt: true}}))
+	rules := placement.Rules{}
+	rules.Preempt = true
+	require.NoError(t, client.SetRules(patient(t), rules))
 	c := create(t, tr.driver(t, roles.Config{}), elasticSpec("pool"))
 	initialize(t, c, "seven")
 	stop := callUntil(t, c)
