@@ -102,6 +102,7 @@ func (e *ender) finishDestroy() {
 
 // tryDestroy is one attempt to destroy the role; one caller at a time.
 func (e *ender) tryDestroy(ctx context.Context, grace time.Duration, manner stopManner) error {
+	e.c.scaler.stop()
 	if err := e.lockDestroy(ctx); err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -19,6 +20,10 @@ type scaler struct {
 	c      *Cluster
 	wanted atomic.Int32  // replicas: the most, or what a caller of Resize has asked for last
 	wakeCh chan struct{} // holds one
+
+	mu      sync.Mutex         // guards what follows
+	cancel  context.CancelFunc // of what it does; nil: it has not begun
+	stopped bool
 }
 
 const (
@@ -35,12 +40,29 @@ func (s *scaler) start() {
 	}
 	s.wanted.Store(int32(p.MaxReplicas))
 	s.wakeCh = make(chan struct{}, 1)
-	s.c.rt.spawn(s.run)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopped {
+		return
+	}
+	ctx, cancel := context.WithCancel(s.c.rt.ctx)
+	s.cancel = cancel
+	if !s.c.rt.spawn(func() { defer cancel(); s.run(ctx) }) {
+		cancel()
+	}
 }
 
-func (s *scaler) run() {
-	ctx, cancel := context.WithCancel(s.c.rt.ctx)
-	defer cancel()
+// stop ends what the scaler does: the role is being destroyed, which does not wait until workers have started.
+func (s *scaler) stop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stopped = true
+	if s.cancel != nil {
+		s.cancel()
+	}
+}
+
+func (s *scaler) run(ctx context.Context) {
 	log := s.c.rt.log.With("role", s.c.Name())
 	client, err := s.c.rt.placement()
 	if err == nil {
@@ -55,11 +77,11 @@ func (s *scaler) run() {
 	}
 	s.wake()
 	for pause := scalePause; ; {
-		_, endedCh := s.c.life.ranks()
+		_, changedCh := s.c.life.ranks() // a rank may have left, and the role may have ended
 		select {
 		case <-s.wakeCh:
 		case <-time.After(pause):
-		case <-endedCh:
+		case <-changedCh:
 		case <-ctx.Done():
 			return
 		}

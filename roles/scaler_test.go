@@ -73,6 +73,21 @@ func TestReplicasFollowFreeDevices(t *testing.T) {
 	stop()
 }
 
+// The end of a role does not wait for replicas that are being added.
+func TestDestroyWhileReplicasStart(t *testing.T) {
+	t.Parallel()
+	tr := startHead(t, false)
+	spec := elasticSpec("pool")
+	spec.StartTimeout = 5 * time.Minute
+	spec.Process.Command = []string{"sh", "-c", `[ "$RANK" -lt 2 ] || sleep 200; exec "$0"`, roles.Self()[0]}
+	c := create(t, tr.driver(t, roles.Config{}), spec)
+	eventually(t, "replicas are being added", func() bool { return len(c.Record().Placements) > 2 })
+	begun := time.Now()
+	require.NoError(t, c.Destroy(patient(t)))
+	require.Less(t, time.Since(begun), time.Minute)
+	require.Empty(t, tr.reservations(t))
+}
+
 // A role with MinReplicas goes on with fewer replicas when its node is drained and the other one is full.
 func TestFewerReplicasWhenNoNodeHasRoom(t *testing.T) {
 	for policy, spec := range map[string]func(*roles.Spec){

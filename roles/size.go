@@ -193,7 +193,10 @@ func (z *sizer) leave(ctx context.Context, rec registry.RoleRecord, live []int, 
 	for _, rank := range leaving {
 		c.life.feed(life.Event{Kind: life.Remove, Rank: rank})
 	}
-	err := c.workforce.stopProcesses(ctx, live, c.spec.StopGrace, stopInOrder)
+	var err error
+	if len(live) > 0 {
+		err = c.workforce.stopProcesses(ctx, live, c.spec.StopGrace, stopInOrder)
+	}
 	z.removeFrom(ctx, rec.World)
 	return err
 }
