@@ -35,6 +35,7 @@ def run(*command, env=None):
         ("ddp.py", ["ranks agree: True weights [1.0, 2.0, 3.0]"]),
         ("colocation.py", ["step 2 weights [3.0, 3.0]"]),
         ("recovery.py", ["back at step 5", "step 12 weight rose: True"]),
+        ("rollout_pool.py", ["beside the trainer 3, after a kill 3, alone 8", "complete True"]),
         ("pipeline.py", ["60 samples, 0 lost, 0 dead letters"]),
     ],
 )
