@@ -103,18 +103,21 @@ func TestFewerReplicasWhenNoNodeHasRoom(t *testing.T) {
 			spec(&s)
 			c := create(t, tr.driver(t, roles.Config{}), s)
 			initialize(t, c, "seven")
+			other := attach(t, tr.driver(t, roles.Config{}), "pool")
 			rank := 7
 			if policy == "the first ranks are lost" {
 				rank = 0
 			}
 			tr.drain(t, c.Record().Placements[rank].Node, "its fans")
-			awaitSize(t, c, 4)
-			require.NoError(t, c.WaitReady(patient(t)))
-			rows, err := roles.Call[[]int](patient(t), c, "double", []int{1, 2, 3, 4})
-			require.NoError(t, err)
-			require.Equal(t, []int{2, 4, 6, 8}, rows)
-			for _, said := range initialized(t, c) {
-				require.Equal(t, "1 seven 5", said)
+			for _, handle := range []*roles.Cluster{c, other} {
+				awaitSize(t, handle, 4)
+				require.NoError(t, handle.WaitReady(patient(t)))
+				rows, err := roles.Call[[]int](patient(t), handle, "double", []int{1, 2, 3, 4})
+				require.NoError(t, err)
+				require.Equal(t, []int{2, 4, 6, 8}, rows)
+				for _, said := range initialized(t, handle) {
+					require.Equal(t, "1 seven 5", said)
+				}
 			}
 			require.ErrorContains(t, c.Resize(patient(t), 1), "it may have from 2 replicas")
 		})
