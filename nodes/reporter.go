@@ -38,9 +38,6 @@ func NewReporter(cfg Config) (*Reporter, error) {
 	return &Reporter{cfg: cfg, session: session}, nil
 }
 
-// Name is the node's name.
-func (r *Reporter) Name() string { return r.cfg.Name }
-
 // Run reports until ctx ends, which is no error; then it announces the end and releases the lease. The caller has
 // stopped all workers of the node before. Run waits for a lease that another agent holds, and acquires a lost one
 // again.

@@ -3,7 +3,6 @@ package placement
 import (
 	"context"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -486,10 +485,8 @@ func (d *Desk) preemptLease(id, why string) {
 	}
 }
 
-// standbyPrefix begins the ids of what is counted for the unknown leases of an earlier leader; no request may have such an id.
-const standbyPrefix = "leases in "
-
-func standbyID(id string) string { return standbyPrefix + id }
+// standbyID is the id of what is counted for the unknown leases of an earlier leader; no request may have such an id.
+func standbyID(id string) string { return "leases in " + id }
 
 // holdStandby counts what volatile leases in the workers of a reservation may hold.
 func (t *leaderTerm) holdStandby(e *ledgerEntry) {
@@ -510,6 +507,3 @@ func (t *leaderTerm) dropStandby(which func(*ledgerEntry) bool) {
 		}
 	}
 }
-
-// IsStandby reports whether a reservation stands for the unknown leases of an earlier leader.
-func IsStandby(id string) bool { return strings.HasPrefix(id, standbyPrefix) }

@@ -119,12 +119,6 @@ func (x *Exchange) Respond(m *bus.Msg, data []byte) error {
 	return x.bus.Respond(m, longMessage(ref))
 }
 
-// IsLong reports whether Read of the message waits.
-func IsLong(m *bus.Msg) bool {
-	_, long := readLong(m.Data)
-	return long
-}
-
 func longMessage(ref wire.BodyRef) []byte {
 	return (&wire.Frame{Kind: wire.KindLong, Header: wire.Header{Ref: ref}}).Append(nil)
 }
