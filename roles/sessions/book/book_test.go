@@ -137,7 +137,7 @@ func TestDevicesHaveOneHolder(t *testing.T) {
 		key := fmt.Sprintf("actor-%d", i)
 		got := d.gets(gpus(key, 1))
 		require.Len(t, got.Devices["GPU"], 1)
-		device := got.Node + "/" + got.Devices["GPU"][0]
+		device := deviceOf(got)
 		require.Empty(t, seen[device], device)
 		seen[device] = key
 		require.Equal(t, book.NodeID(got.Node), got.NodeID)
@@ -150,13 +150,15 @@ func TestDevicesHaveOneHolder(t *testing.T) {
 		return len(needs) == 2 && needs[0].Key == "late" && needs[0].Feasible && !needs[1].Feasible && len(d.Waiting()) == 2
 	})
 	d.locked(func() { d.Release("actor-2") })
-	require.Equal(t, seenBy(seen, "actor-2"), d.has("late").Node+"/"+d.granted["late"].Devices["GPU"][0])
+	require.Equal(t, seenBy(seen, "actor-2"), deviceOf(d.has("late")))
 	d.locked(func() {
 		require.True(t, d.Withdraw("wide"))
 		require.False(t, d.Withdraw("wide"))
 		require.Empty(t, d.Waiting())
 	})
 }
+
+func deviceOf(a book.Allocation) string { return a.Node + "/" + a.Devices["GPU"][0] }
 
 func seenBy(seen map[string]string, key string) string {
 	for device, by := range seen {
@@ -180,12 +182,12 @@ func TestCPUsOfWhoWaitsAreLent(t *testing.T) {
 		d.Suspend("a")
 		d.Suspend("stranger")
 	})
-	require.Equal(t, d.granted["a"].Node, d.has("c").Node)
+	require.Equal(t, d.has("a").Node, d.has("c").Node)
 	d.locked(func() { d.Resume("a"); d.Release("c") })
 	d.ask(cpus("d", 1))
 	require.Never(t, func() (yes bool) { d.locked(func() { _, yes = d.granted["d"] }); return yes }, 300*time.Millisecond, 20*time.Millisecond, "a has its CPUs again")
 	d.locked(func() { d.Release("b") })
-	require.Equal(t, d.granted["b"].Node, d.has("d").Node)
+	require.Equal(t, d.has("b").Node, d.has("d").Node)
 }
 
 // Units of other kinds of devices are named by the lowest free indices.
@@ -213,7 +215,7 @@ func TestNodesOfRequests(t *testing.T) {
 	require.Equal(t, "n-1", d.gets(on("hard", book.Strategy{Kind: book.KindNode, NodeID: book.NodeID("n-1")})).Node)
 	require.NotEmpty(t, d.gets(on("soft", book.Strategy{Kind: book.KindNode, NodeID: "no such node", Soft: true})).Node)
 	d.ask(on("gone", book.Strategy{Kind: book.KindNode, NodeID: "no such node"}))
-	require.Contains(t, d.refused["gone"], "does not exist or is dead")
+	d.locked(func() { require.Contains(t, d.refused["gone"], "does not exist or is dead") })
 	spread := map[string]bool{}
 	for i := range 2 {
 		spread[d.gets(on(fmt.Sprintf("spread-%d", i), book.Strategy{Kind: book.KindSpread})).Node] = true
@@ -256,8 +258,8 @@ func TestGroups(t *testing.T) {
 		return r
 	}
 	d.ask(inside("early", 0))
-	require.Equal(t, "the placement group pair was removed", d.refused["early"], "it is not known")
 	d.locked(func() {
+		require.Equal(t, "the placement group pair was removed", d.refused["early"], "it is not known")
 		d.CreateGroup(group("pair", 2, planner.StrictSpread))
 		d.CreateGroup(group("pair", 7, planner.Pack)) // one that is known is left as it is
 		d.Request(inside("first", 0))
@@ -361,7 +363,7 @@ func TestABookIsRestored(t *testing.T) {
 		again.Continue()
 	})
 	next := again.has("next")
-	require.Equal(t, dropped.Node+dropped.Devices["GPU"][0], next.Node+next.Devices["GPU"][0])
+	require.Equal(t, deviceOf(dropped), deviceOf(next))
 	again.locked(func() {
 		require.Equal(t, book.GroupCreated, again.Group("one").State)
 		for _, key := range []string{"kept", "lease"} {
