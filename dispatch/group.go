@@ -73,8 +73,9 @@ type Call struct {
 	Encoded *Encoded
 	// PreparedFunc is called with the call before it is sent, and may refuse it. It may be nil.
 	PreparedFunc func(*calls.Call) error
-	// ArrivedFunc and OverFunc report the progress of the call; see calls.Call.
+	// ArrivedFunc, EndingFunc and OverFunc report the progress of the call; see calls.Call.
 	ArrivedFunc func(*calls.Gather)
+	EndingFunc  func(*calls.Gather)
 	OverFunc    func(*calls.Gather)
 	// Memory holds large answers; see calls.Call.
 	Memory values.Memory
@@ -193,7 +194,7 @@ func (g *Group) prepare(ctx context.Context, c Call, named *[]wire.Reference) (*
 	call := calls.Call{
 		To: g.To, Method: c.Method, Object: c.Object, Control: c.Control, Ordered: g.Ordered && !c.Control,
 		World: g.Mesh.World(), Parts: parts, Trace: c.Trace, Meta: c.Meta, AskAfter: c.AskAfter, Timeout: c.Timeout,
-		FailFast: !c.CollectAll && c.Need == 0, Need: c.Need, ArrivedFunc: c.ArrivedFunc, OverFunc: c.OverFunc, Memory: c.Memory,
+		FailFast: !c.CollectAll && c.Need == 0, Need: c.Need, ArrivedFunc: c.ArrivedFunc, EndingFunc: c.EndingFunc, OverFunc: c.OverFunc, Memory: c.Memory,
 		Keep: c.Keep, Counted: c.Counted, Arguments: c.Arguments, OnDevice: c.OnDevice,
 	}
 	call.Gens = g.gens()

@@ -89,8 +89,13 @@ func (h *rawClient) reserve(seq uint64) message {
 	require.NoError(h.t, err)
 	m := message{Seq: seq, Verb: verbReserve, Request: raw}
 	require.Eventually(h.t, func() bool {
-		a, err := h.send(m)
-		return err == nil && a.Kind == answerDone
+		if a, err := h.send(m); err == nil && a.Kind == answerDone {
+			return true
+		}
+		if a, err := h.send(message{Seq: 1, Verb: verbRules}); err == nil { // a starved leader has lost its lead, and has it in a later epoch
+			h.epoch = max(h.epoch, a.Epoch)
+		}
+		return false
 	}, 2*time.Minute, 10*time.Millisecond)
 	return m
 }

@@ -178,7 +178,7 @@ func (k *replayer) keptCall(method string) *replayedCall {
 // sent.
 func (k *replayer) recordReplay(call *dispatch.Call) {
 	record := replayedCall{Method: call.Method, Keeper: k.c.rt.ep.Session()}
-	over, inside := call.OverFunc, call.Inside
+	inside := call.Inside
 	call.PreparedFunc = func(b *calls.Call) error {
 		record.World, record.Meta = b.World, b.Meta
 		record.Size, record.Parts = 0, nil // the call is planned again if the role is resized meanwhile
@@ -198,12 +198,9 @@ func (k *replayer) recordReplay(call *dispatch.Call) {
 		}
 		return nil
 	}
-	call.OverFunc = func(g *calls.Gather) {
+	call.EndingFunc = func(g *calls.Gather) { // a caller that has the result may lose a rank, or close its runtime, at once
 		if g.AllGood() {
 			k.storeReplay(record)
-		}
-		if over != nil {
-			over(g)
 		}
 	}
 }

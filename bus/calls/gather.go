@@ -573,6 +573,9 @@ func (g *Gather) finish(cause error) {
 	if unanswered.Len() > 0 && !deferred { // no worker knows of a deferred call
 		g.tellCancelled(unanswered, why)
 	}
+	if g.call.EndingFunc != nil {
+		g.call.EndingFunc(g)
+	}
 	close(g.doneCh)
 	g.signal()
 	if g.call.OverFunc != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -520,4 +521,21 @@ func kind(toward bustest.Direction, kinds ...wire.Kind) func(bustest.Message) bo
 		}
 		return false
 	}
+}
+
+// Nobody learns that a call is over before EndingFunc has returned.
+func TestEndingComesBeforeTheEnd(t *testing.T) {
+	s := newTestRole(t, 1) // without workers
+	ep := endpoint(t, bustest.Open(t))
+	c := s.call("echo", nil)
+	c.Timeout = 10 * time.Millisecond
+	var ended atomic.Bool
+	c.EndingFunc = func(*calls.Gather) {
+		time.Sleep(50 * time.Millisecond)
+		ended.Store(true)
+	}
+	g, err := ep.Scatter(t.Context(), c)
+	require.NoError(t, err)
+	<-g.Done()
+	require.True(t, ended.Load())
 }
