@@ -88,7 +88,7 @@ func (s *scaler) run(ctx context.Context) {
 		if s.c.callable("") != nil {
 			return
 		}
-		if err := s.step(ctx, client); err != nil && ctx.Err() == nil && s.c.callable("") == nil {
+		if err := s.step(ctx); err != nil && ctx.Err() == nil && s.c.callable("") == nil {
 			log.Warn("roles: the role cannot be scaled; trying again", "error", err)
 			pause = min(2*pause, scalePauseMost)
 		} else {
@@ -105,10 +105,14 @@ func (s *scaler) wake() {
 }
 
 // step removes replicas whose devices are to be given up, or else adds some if devices are free.
-func (s *scaler) step(ctx context.Context, client *placement.Client) error {
+func (s *scaler) step(ctx context.Context) error {
 	rec := s.c.Record()
-	if rec.State != registry.RoleReady || client == nil {
+	if rec.State != registry.RoleReady {
 		return nil // the next step
+	}
+	client, err := s.c.rt.placement()
+	if err != nil {
+		return err
 	}
 	keep, why, err := s.leaving(ctx, client, rec)
 	switch {
@@ -117,9 +121,9 @@ func (s *scaler) step(ctx context.Context, client *placement.Client) error {
 	case keep < rec.Mesh.DP:
 		ctx, cancel := context.WithTimeout(ctx, leaveTime)
 		defer cancel()
-		err = s.c.sizer.changeSize(ctx, why, func(rec registry.RoleRecord) int { return keep * replicaSize(rec) })
+		err = s.c.sizer.changeSize(ctx, why, func(rec registry.RoleRecord) int { return min(keep*replicaSize(rec), rec.World) })
 	case rec.Mesh.DP < int(s.wanted.Load()):
-		err = s.c.sizer.growFree(ctx, int(s.wanted.Load()))
+		err = s.c.sizer.growFree(ctx)
 	}
 	if errors.Is(err, errRestarting) {
 		return nil
@@ -157,18 +161,29 @@ func replicaSize(rec registry.RoleRecord) int { return rec.Mesh.TP * rec.Mesh.CP
 // leastReplicas is the least number of replicas that the role may have.
 func (p *Process) leastReplicas() int { return max(p.MinReplicas, 1) }
 
-// growFree adds as many replicas as there are devices for now, up to a number in all.
-func (z *sizer) growFree(ctx context.Context, replicas int) error {
+// growFree adds as many of the wanted replicas as there are devices for now.
+func (z *sizer) growFree(ctx context.Context) error {
 	if err := z.c.ender.lockDestroy(ctx); err != nil {
 		return err
 	}
 	defer func() { <-z.c.ender.destroyCh }()
 	rec := z.c.Record()
-	n := replicas*replicaSize(rec) - rec.World
-	if _, err := z.resized(n); err != nil || n <= 0 {
+	n := int(z.c.scaler.wanted.Load())*replicaSize(rec) - rec.World // somebody else may have changed both until now
+	if n <= 0 {
+		return nil
+	}
+	if _, err := z.resized(n); err != nil {
 		return err
 	}
-	return z.grow(ctx, n, "devices are free", z.reserveFree)
+	got, err := z.reserveFree(ctx, n)
+	if err != nil || got == 0 {
+		return err
+	}
+	err = z.grow(ctx, got, "devices are free", func(context.Context, int) (int, error) { return got, nil })
+	if err != nil {
+		z.removeFrom(context.WithoutCancel(ctx), rec.World) // it may have failed before it looked at what is reserved
+	}
+	return err
 }
 
 // reserveFree reserves replicas one by one while they are granted at once, and returns the number of their workers. The last ones have the
@@ -225,6 +240,10 @@ func (m *recovery) dropReplica(ctx context.Context, params *startParams, homeles
 				there.Gen, there.Name = r.Placements[rank].Gen, placement.Worker{Rank: rank, Devices: there.Devices}.Name(r.Name)
 				r.Placements[rank] = there
 			}
+		}
+		for _, rank := range live { // whoever takes the restart over kills them before others start on their devices
+			placed := r.Placements[rank]
+			r.Replaced = append(r.Replaced, registry.ReplacedWorker{Node: placed.Node, Rank: rank, Gen: placed.Gen})
 		}
 		r.NextEpoch(sized(mesh, why))
 	}); err != nil {

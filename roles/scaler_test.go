@@ -69,8 +69,31 @@ func TestReplicasFollowFreeDevices(t *testing.T) {
 	require.NoError(t, c.Resize(patient(t), 4), "what was asked for last")
 	require.ErrorContains(t, c.Resize(patient(t), 9), "it may have from 2 to 8 replicas")
 	require.ErrorContains(t, attach(t, tr.driver(t, roles.Config{}), "pool").Resize(patient(t), 1), "it may have from 2 to 8 replicas")
-	require.Never(t, func() bool { return c.WorldSize() != 4 }, 5*time.Second, 100*time.Millisecond)
+	require.Never(t, func() bool { return c.WorldSize() != 4 }, 3*time.Second, 100*time.Millisecond)
 	stop()
+}
+
+// A role in one reservation that is preempted goes on with the replicas for which there is room.
+func TestFewerReplicasAfterPreemption(t *testing.T) {
+	t.Parallel()
+	tr := startHead(t, false)
+	client, err := placement.NewClient(tr.bus, "")
+	require.NoError(t, err)
+	defer client.Close()
+	rules := placement.Rules{Grace: time.Second}
+	rules.Preempt = true
+	require.NoError(t, client.SetRules(patient(t), rules))
+	spec := elasticSpec("pool")
+	spec.World, spec.Process.MaxReplicas = 8, 0
+	c := create(t, tr.driver(t, roles.Config{}), spec)
+	initialize(t, c, "seven")
+	_, err = tr.driver(t, roles.Config{}).Reserve(patient(t), placement.Request{Priority: 5, Bundles: placement.Repeat(3, placement.Bundle{Devices: placement.Wholes(1)})})
+	require.NoError(t, err)
+	awaitSize(t, c, 5)
+	require.NoError(t, c.WaitReady(patient(t)))
+	for _, said := range initialized(t, c) {
+		require.Equal(t, "1 seven 5", said)
+	}
 }
 
 // The end of a role does not wait for replicas that are being added.

@@ -50,7 +50,8 @@ type Call struct {
 	// with an error. They are called from any goroutine and must not block.
 	ArrivedFunc func(*Gather)
 	OverFunc    func(*Gather)
-	// EndingFunc is OverFunc for what must have happened before anybody learns that the call is over: Done is closed after it.
+	// EndingFunc is OverFunc for what must have happened before anybody learns that the call is over: Done is closed after it. It must
+	// not block either.
 	EndingFunc func(*Gather)
 	// GoneAfter is the time without a subscriber after which a rank counts as lost. Zero: 3 s, which is enough for a
 	// worker to reconnect.

@@ -142,11 +142,11 @@ type watchConsumer struct {
 	w         *watch
 	consumer  jetstream.Consumer
 	sub       *bus.Subscription
-	msgCh     chan *nats.Msg // has room for all messages of one request, including heartbeats
-	asked     int            // messages that the current request may still bring
-	absent    int            // consecutive requests without a responder
-	silence   time.Duration  // since the last message or heartbeat
-	heartbeat time.Duration
+	msgCh     chan *nats.Msg      // has room for all messages of one request, including heartbeats
+	asked     int                 // messages that the current request may still bring
+	absent    int                 // consecutive requests without a responder
+	silence   time.Duration       // since the last message or heartbeat
+	heartbeat time.Duration       // how often the server says that there is nothing new
 	floor     uint64              // the leader's newest message: a lagging replica may not have delivered it
 	highest   uint64              // the newest delivered message
 	pending   uint64              // number of messages to come
