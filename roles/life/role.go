@@ -247,6 +247,7 @@ func (r *Role) Handle(e Event) []Action {
 		if e.Gen > r.ranks[e.Rank].Gen {
 			r.setRank(e.Rank, Rank{Gen: e.Gen, Held: r.ranks[e.Rank].Held})
 		}
+	case e.Kind == Remove && e.Rank >= len(r.ranks): // its start had not begun
 	case e.Kind == Remove:
 		r.setRank(e.Rank, Rank{State: Stopped, Gen: r.ranks[e.Rank].Gen})
 	case e.Kind == Resize:
