@@ -57,7 +57,7 @@ func Reconnected(t testing.TB, nc *nats.Conn, do func()) {
 	select {
 	case <-backCh:
 	case <-time.After(2 * time.Minute):
-		t.Fatalf("bustest: not reconnected after 20 s; the connection is %v", nc.Status())
+		t.Fatalf("bustest: not reconnected after two minutes; the connection is %v", nc.Status())
 	}
 }
 
