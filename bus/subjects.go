@@ -7,8 +7,8 @@ import (
 	"troupe/bus/wire"
 )
 
-// The subjects of roles, sessions, nodes and events are made in this file; bus/calls, bus/values, placement, pipeline and roles/sessions make
-// theirs in files of the same name, by [Subject] and [ReplySubject]. A namespace is one prefix, so that credentials can be scoped to it:
+// The subjects of roles, sessions, nodes and events are made in this file; bus/calls, bus/values, placement, pipeline, roles/registry and
+// roles/sessions make theirs, mostly in files of the same name, by [Subject] and [ReplySubject]. A namespace is one prefix, so that credentials can be scoped to it:
 //
 //	troupe.<namespace>.<role>.<incarnation>.all                  work for the whole role, one publish
 //	troupe.<namespace>.<role>.<incarnation>.rank.<n>             work for one rank
@@ -27,6 +27,7 @@ import (
 //	troupe.<namespace>.@body.<session>.<id>                      chunks of a body for the processes that pull it for their hosts
 //	troupe.<namespace>.@traffic.<session>                        bytes and pending calls of one process, for observers
 //	troupe.<namespace>.@measured.<session>                       series of numbers that the program of one process measures
+//	troupe.<namespace>.@host.<host>                              the drivers on one host say that they live, to its agents
 //
 // What belongs to all namespaces lies under words that no namespace can be:
 //

@@ -35,7 +35,7 @@ func (g GC) Start(ctx context.Context) (stop func()) {
 		g.Logger = g.Bus.Logger()
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	endedCh, stopWatch := registry.DriverWatch{Bus: g.Bus, Remote: true, Logger: g.Logger}.Start(ctx)
+	endedCh, stopWatch := registry.DriverWatch{Bus: g.Bus, Logger: g.Logger}.Start(ctx)
 	var group sync.WaitGroup
 	group.Go(func() { defer bus.Recover(); g.collectRoles(ctx, endedCh) })
 	group.Go(func() { defer bus.Recover(); g.collectProcesses(ctx) }) // apart: it waits for agents that do not answer

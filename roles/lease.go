@@ -7,6 +7,7 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/kv"
+	"troupe/roles/registry"
 )
 
 // regainBackoff paces attempts to regain a lost lease.
@@ -22,10 +23,16 @@ func (rt *Runtime) acquireLease(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	rt.announce()
 	rt.mu.Lock()
 	defer rt.mu.Unlock()
 	rt.lease = lease
 	return nil
+}
+
+// announce tells the agents of this host that this driver lives.
+func (rt *Runtime) announce() {
+	registry.Announce(rt.bus, rt.cfg.Namespace, rt.ep.Session(), rt.cfg.Name, rt.worker)
 }
 
 // ensureLease acquires a lease for this runtime: before it judges drivers by theirs, because what prevents renewals, such as a
@@ -52,12 +59,18 @@ func (rt *Runtime) currentLease() *kv.Lease {
 	return rt.lease
 }
 
-// maintainLease regains the lease whenever it is lost, which happens when the server was unreachable for too long.
+// maintainLease regains the lease whenever it is lost, which happens when the server was unreachable for too long, and announces the
+// driver to its host.
 func (rt *Runtime) maintainLease() {
+	announce := time.NewTicker(registry.AnnounceEvery)
+	defer announce.Stop()
 	for {
 		select {
 		case <-rt.ctx.Done():
 			return
+		case <-announce.C:
+			rt.announce()
+			continue
 		case <-rt.currentLease().Lost():
 		}
 		if errors.Is(rt.currentLease().Err(), bus.ErrClosed) {

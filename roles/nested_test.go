@@ -40,7 +40,8 @@ func TestAWorkerInTheDriversProcessCreatesARole(t *testing.T) {
 func TestRolesOfAWorkerProcessEndWithIt(t *testing.T) {
 	t.Parallel()
 	tr := startHead(t, false)
-	_, stop := registry.DriverWatch{Bus: tr.bus}.Start(t.Context()) // as an agent's
+	stop, err := registry.HostWatch{Bus: tr.bus}.Start(t.Context()) // as an agent's
+	require.NoError(t, err)
 	t.Cleanup(stop)
 	rt := tr.driver(t, roles.Config{})
 	for _, end := range []string{"killed", "destroyed"} {
@@ -73,7 +74,8 @@ func TestRolesOfAWorkerProcessEndWithIt(t *testing.T) {
 func TestARoleOfAWorkerEndsWithTheRun(t *testing.T) {
 	t.Parallel()
 	tr := startHead(t, false)
-	_, stop := registry.DriverWatch{Bus: tr.bus}.Start(t.Context())
+	stop, err := registry.HostWatch{Bus: tr.bus}.Start(t.Context())
+	require.NoError(t, err)
 	t.Cleanup(stop)
 	driver, err := roles.Open(t.Context(), roles.Config{BusConfig: bus.Config{InProcess: tr.server}, Lease: 2 * time.Second})
 	require.NoError(t, err)

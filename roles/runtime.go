@@ -356,6 +356,7 @@ func (rt *Runtime) prepare(ctx context.Context, spec Spec) (p preparedRole, err 
 	}
 	if p.spec.Process != nil {
 		p.rec.Process, p.rec.Policy = true, p.spec.Process.Policy
+		p.rec.MinReplicas, p.rec.MaxReplicas = p.spec.Process.MinReplicas, p.spec.Process.MaxReplicas
 	}
 	return p, nil
 }

@@ -338,7 +338,10 @@ func (bucket *Bucket) retry(ctx context.Context, try func(context.Context) error
 	limit, waits := attemptLimit, retries.Start()
 	for {
 		attempt, cancel := bucket.b.Attempt(ctx, limit)
-		err := try(attempt)
+		err := nats.ErrReconnectBufExceeded // NATS holds its lock during a handshake, with a server that hangs for seconds
+		if bucket.b.Connected() || bucket.b.Closed() {
+			err = try(attempt)
+		}
 		if unanswered(err) && !bucket.b.Clustered() { // in a cluster, the silent server is soon replaced
 			limit *= 2
 		}

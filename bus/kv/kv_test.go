@@ -412,6 +412,30 @@ func TestKVWaitsOutARestart(t *testing.T) {
 	require.NoError(t, <-doneCh)
 }
 
+// Nothing waits for a server that accepts a connection and says nothing: the outcome is known.
+func TestKVBesideAHangingHandshake(t *testing.T) {
+	t.Parallel()
+	srv := bustest.StartServer(t, bustest.Options{Listen: true})
+	b := bustest.Open(t, bus.Config{URLs: []string{srv.URL()}, OnError: func(error) {}})
+	bucket := openKV(t, b, kv.Config{})
+	address := b.Conn().ConnectedAddr()
+	srv.Stop()
+	mute, err := net.Listen("tcp", address)
+	require.NoError(t, err)
+	defer func() { _ = mute.Close() }()
+	held, err := mute.Accept()
+	require.NoError(t, err)
+	defer func() { _ = held.Close() }()
+	for _, do := range []func(ctx context.Context) error{
+		func(ctx context.Context) error { _, err := bucket.Put(ctx, "a", []byte("1")); return err },
+		func(ctx context.Context) error { _, err := bucket.Get(ctx, "a"); return err },
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		require.ErrorIs(t, do(ctx), bus.ErrUnavailable)
+		cancel()
+	}
+}
+
 // Replicas lag behind each other and check a write twice.
 func TestKVOnThreeReplicas(t *testing.T) {
 	t.Parallel()

@@ -18,7 +18,8 @@ func TestDescribe(t *testing.T) {
 	t.Parallel()
 	u := newShell(t)
 	u.up("--gpus", "sim:1x2", "--name", "box", "--labels", "rack=r7")
-	u.runs(four)
+	u.runs(four, roles.Spec{Name: "pool", World: 1, Process: &roles.Process{Command: roles.Self(), Policy: roles.RestartRank, MaxReplicas: 2}})
+	require.Regexp(t, "replicas: +[12], of 1 to 2", u.output("describe", "role", "pool"))
 	u.output("reserve", "--bundles", "2", "--devices", "1", "--id", "trainer", "--holder", "ann")
 	u.output("cordon", "box", "--why", "a new fan")
 

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"os"
 	"strings"
 	"time"
 
@@ -24,8 +23,8 @@ func proofKey(session string) string { return "gone." + session }
 
 // AcquireLease acquires the lease that says that this process lives: a driver, or a worker that has created roles.
 func (g Registry) AcquireLease(ctx context.Context, session, name string, lifetime time.Duration, worker *nodes.WorkerID) (*kv.Lease, error) {
-	p := driverProcess{Name: name, Host: thisHost(), PID: os.Getpid(), Lease: lifetime, Worker: worker}
-	p.Start, _ = startedAt(p.PID) // zero: unknown
+	p := thisProcess(name, worker)
+	p.Lease = lifetime
 	value, err := json.Marshal(p)
 	if err != nil {
 		value = []byte(name) // a name that JSON cannot encode

@@ -3,7 +3,6 @@ package registry
 import (
 	"cmp"
 	"context"
-	"errors"
 	"log/slog"
 	"strings"
 	"sync"
@@ -11,7 +10,6 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/kv"
-	"troupe/nodes"
 	"troupe/nodes/evidence"
 )
 
@@ -22,29 +20,22 @@ const (
 )
 
 // DriverWatch monitors the drivers of all namespaces and ends the leases of dead ones: otherwise their roles and
-// devices are held until the lease expires. Every agent runs one for the drivers on its host, and so does the head.
+// devices are held until the lease expires. A driver is dead whose process on this host has exited, or whose inbox has had no
+// subscriber for evidence.DriverAbsent, while the server was reachable and the lease was not renewed. The head runs one; each
+// agent runs a HostWatch.
 type DriverWatch struct {
-	// Bus is the connection; the caller closes it.
-	Bus *bus.Bus
-	// Remote monitors drivers on other hosts too: one whose inbox has had no subscriber for evidence.DriverAbsent, while
-	// the server was reachable and the lease was not renewed, is dead. One DriverWatch of a bus, the head's, needs it.
-	Remote bool
-	// ExitedCh tells of workers whose process has exited: the roles that such a worker created end at once, without the wait
-	// for the next check of processes. Zero: none.
-	ExitedCh <-chan nodes.WorkerID
-	// Logger receives errors and warnings. Zero: the logger of Bus.
-	Logger *slog.Logger
+	Bus    *bus.Bus     // the caller closes it
+	Logger *slog.Logger // zero: the logger of Bus
 }
 
 // Start starts the watch. The channel, which holds one, is ready when the lease of a driver with roles or reservations
-// has ended (with Remote; otherwise when this watch has ended one): they can be destroyed now. stop returns when the
-// watch has ended.
+// has ended: they can be destroyed now. stop returns when the watch has ended.
 func (w DriverWatch) Start(ctx context.Context) (endedCh <-chan struct{}, stop func()) {
 	if w.Logger == nil {
 		w.Logger = w.Bus.Logger()
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	d := &driverMonitor{DriverWatch: w, newsCh: make(chan leaseEvent), endedCh: make(chan struct{}, 1), absentCh: make(chan string, 1024), all: map[string]*driver{}}
+	d := &driverMonitor{DriverWatch: w, ender: leaseEnder{log: w.Logger}, newsCh: make(chan leaseEvent), endedCh: make(chan struct{}, 1), absentCh: make(chan string, 1024), all: map[string]*driver{}}
 	var group sync.WaitGroup
 	group.Go(bus.Guard(func() { followLeases(ctx, w.Bus, w.Logger, d.newsCh) }))
 	d.uptime.Follow(w.Bus)
@@ -80,41 +71,30 @@ type driverMonitor struct {
 	absentCh chan string // sessions whose inbox has no subscriber
 	uptime   Uptime
 
-	all    map[string]*driver // by session
-	round  uint64
-	proofs []proof
-}
-
-// proof is the key of a driver that is known to be dead.
-type proof struct {
-	lease *kv.Lease
-	until time.Time
+	all   map[string]*driver // by session
+	round uint64
+	ender leaseEnder
 }
 
 func (d *driverMonitor) run(ctx context.Context) {
 	look := time.NewTicker(processCheckEvery)
 	defer look.Stop()
 	ask := func() {}
-	if d.Remote {
-		sub, inbox, err := d.subscribeProbes()
-		if err != nil {
-			d.Logger.Warn("roles: inboxes cannot be probed; drivers on other hosts are monitored by their leases only", "error", err)
-		} else {
-			defer func() { _ = sub.Unsubscribe() }() // fails only on a closed connection
-			ask = func() { d.probeInboxes(inbox) }
-		}
+	if sub, inbox, err := d.subscribeProbes(); err != nil {
+		d.Logger.Warn("roles: inboxes cannot be probed; drivers on other hosts are monitored by their leases only", "error", err)
+	} else {
+		defer func() { _ = sub.Unsubscribe() }() // fails only on a closed connection
+		ask = func() { d.probeInboxes(inbox) }
 	}
 	fullCh, full := d.Bus.StoreErr()
 	d.uptime.Block(full != nil)
 	for asked := time.Now(); ; {
 		select {
 		case <-ctx.Done():
-			d.dropProofs(time.Time{})
+			d.ender.dropProofs(time.Time{})
 			return
 		case news := <-d.newsCh:
 			d.handleLease(ctx, news)
-		case id := <-d.ExitedCh:
-			d.endWorker(ctx, id)
 		case session := <-d.absentCh:
 			if one := d.all[session]; one != nil && one.probed == d.round && one.absent != d.round {
 				one.absent = d.round
@@ -131,7 +111,7 @@ func (d *driverMonitor) run(ctx context.Context) {
 				asked = now
 				ask()
 			}
-			d.dropProofs(now)
+			d.ender.dropProofs(now)
 		}
 	}
 }
@@ -145,11 +125,11 @@ func (d *driverMonitor) handleLease(ctx context.Context, news leaseEvent) {
 		return
 	}
 	delete(d.all, news.session)
-	if one == nil || !d.Remote || !one.owns(ctx) {
+	if one == nil || !one.owns(ctx) {
 		return // a driver that closes owns nothing
 	}
 	if v := one.judge(evidence.Signs{Silence: one.limits().Silence + 1, Heard: d.uptime.Heard()}); v.Dead {
-		d.writeProof(ctx, one, "its lease has expired: "+v.Why)
+		d.ender.writeProof(ctx, one.reg, one.session, "its lease has expired: "+v.Why)
 	}
 	wake(d.endedCh)
 }
@@ -176,12 +156,8 @@ func (one *driver) owns(ctx context.Context) bool {
 // endDeadDrivers ends the leases of dead drivers.
 func (d *driverMonitor) endDeadDrivers(ctx context.Context, now time.Time) {
 	for _, one := range d.all {
-		visible := one.visible()
-		if !visible && !d.Remote {
-			continue
-		}
 		signs := evidence.Signs{Heard: d.uptime.Heard()}
-		if visible && one.dead() {
+		if one.visible() && one.dead() {
 			signs.Exit = exitSeen
 		}
 		if !one.since.IsZero() {
@@ -193,61 +169,18 @@ func (d *driverMonitor) endDeadDrivers(ctx context.Context, now time.Time) {
 	}
 }
 
-// exitSeen is the proof of a driver whose process this host, or the agent of the worker, has seen end.
-const exitSeen = "its process has exited"
-
 func (one *driver) limits() evidence.Limits {
 	return evidence.Limits{Silence: cmp.Or(one.Lease, evidence.DriverLease), Absent: evidence.DriverAbsent}
 }
 
 func (one *driver) judge(s evidence.Signs) evidence.Verdict { return evidence.Judge(s, one.limits()) }
 
-// endWorker ends the lease of a worker that has created roles, and whose process has exited.
-func (d *driverMonitor) endWorker(ctx context.Context, id nodes.WorkerID) {
-	for _, one := range d.all {
-		if one.Worker != nil && *one.Worker == id {
-			d.endLease(ctx, one, exitSeen)
-		}
-	}
-}
-
-// endLease writes the proof that a driver is dead, and ends its lease. A lease that was renewed meanwhile stays.
+// endLease ends the lease of a dead driver.
 func (d *driverMonitor) endLease(ctx context.Context, one *driver, why string) {
 	one.again = time.Now().Add(inboxProbeEvery)
-	d.Logger.Warn("roles: a driver died; ending its lease", "driver", one.Name, "namespace", one.space, "why", why)
-	d.writeProof(ctx, one, why)
-	ctx, cancel := context.WithTimeout(ctx, operationTimeout)
-	defer cancel()
-	err := one.reg.leases.Delete(ctx, one.reg.key(driverKey(one.session)), one.revision)
-	switch {
-	case err == nil:
+	if d.ender.end(ctx, one.reg, one.session, one.Name, one.revision, why) {
 		delete(d.all, one.session)
 		wake(d.endedCh)
-	case !errors.Is(err, bus.ErrConflict) && ctx.Err() == nil:
-		d.Logger.Warn("roles: ending the lease of a dead driver failed; retrying", "driver", one.Name, "error", err)
-	}
-}
-
-// writeProof writes the proof: with it, a missing lease needs no grace period. The proof is a lease too, so that it ends
-// with this process at the latest.
-func (d *driverMonitor) writeProof(ctx context.Context, one *driver, why string) {
-	ctx, cancel := context.WithTimeout(ctx, operationTimeout)
-	defer cancel()
-	lease, err := one.reg.leases.Lease(ctx, one.reg.key(proofKey(one.session)), []byte(why), evidence.DriverProof)
-	if err == nil {
-		d.proofs = append(d.proofs, proof{lease, time.Now().Add(evidence.DriverProof)})
-	} else if !errors.Is(err, bus.ErrExists) { // another watch may have written it
-		d.Logger.Debug("roles: writing the proof of a driver's death failed; its roles end later", "driver", one.Name, "error", err)
-	}
-}
-
-// dropProofs releases expired proofs; at the zero time all.
-func (d *driverMonitor) dropProofs(now time.Time) {
-	for len(d.proofs) > 0 && (now.IsZero() || now.After(d.proofs[0].until)) {
-		ctx, cancel := context.WithTimeout(context.Background(), operationTimeout)
-		_ = d.proofs[0].lease.Release(ctx) // otherwise it expires
-		cancel()
-		d.proofs = d.proofs[1:]
 	}
 }
 

@@ -48,6 +48,8 @@ type RoleRecord struct {
 	Reservations []ReservationRef `json:"reservations,omitempty"` // reservations of the workers
 	Master       string           `json:"master,omitempty"`       // address of rank 0: HOST:PORT
 	Policy       Policy           `json:"policy,omitempty"`
+	MinReplicas  int              `json:"min_replicas,omitempty"` // it may go on with so few; 0: its size is fixed
+	MaxReplicas  int              `json:"max_replicas,omitempty"` // it grows to so many while devices are free
 	Generations  uint32           `json:"gens,omitempty"`   // generations of workers after the first
 	Epoch        uint64           `json:"epoch,omitempty"`  // of the membership: grows when ranks have been added, removed or replaced
 	Change       string           `json:"change,omitempty"` // why the epoch began

@@ -2,7 +2,9 @@ package registry_test
 
 import (
 	"errors"
+	"fmt"
 	"math"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -20,7 +22,13 @@ import (
 	"troupe/roles/registry"
 )
 
-func TestMain(m *testing.M) { bustest.Main(m) }
+func TestMain(m *testing.M) {
+	if url := os.Getenv(driverEnv); url != "" {
+		fmt.Fprintln(os.Stderr, beDriver(url))
+		os.Exit(1)
+	}
+	bustest.Main(m)
+}
 
 func open(t *testing.T) (*bus.Bus, registry.Registry) {
 	b := bustest.Open(t)

@@ -160,7 +160,10 @@ func (c command) agentOnce(ctx context.Context, spec agentSpec, inventories []gp
 	defer cancel(nil)
 	defer c.watchHead(run, b, spec, cancel)()
 	defer c.runDataPort(run, b, spec.Data, log)()
-	_, stopDrivers := registry.DriverWatch{Bus: b, ExitedCh: exitedCh, Logger: log}.Start(run) // it sees the processes of drivers on this host
+	stopDrivers, err := registry.HostWatch{Bus: b, ExitedCh: exitedCh, Logger: log}.Start(run)
+	if err != nil {
+		return err
+	}
 	defer stopDrivers()
 	err = a.Run(run)
 	if cause := context.Cause(run); err == nil && cause != nil && ctx.Err() == nil {

@@ -146,6 +146,12 @@ func (c command) showRole(d roleDescription) error {
 	c.field("namespace", "%s", d.Namespace)
 	c.field("class", "%s", d.Class)
 	c.field("world", "%d, %s", d.World, d.Mesh)
+	switch {
+	case d.MaxReplicas > 0:
+		c.field("replicas", "%d, of %d to %d", d.Mesh.DP, max(d.MinReplicas, 1), d.MaxReplicas)
+	case d.MinReplicas > 0:
+		c.field("replicas", "%d, at least %d", d.Mesh.DP, d.MinReplicas)
+	}
 	c.field("state", "%s since %s", d.State, stamp(d.Since))
 	if cause := causeOf(d.RoleRecord); cause != "" {
 		c.field("cause", "%s", cause)
