@@ -34,6 +34,9 @@ func beDriver(url string) error {
 		return err
 	}
 	registry.Announce(b, "default", "killed", "me", nil)
+	if err := b.Flush(ctx); err != nil {
+		return err
+	}
 	fmt.Println("ready")
 	select {}
 }

@@ -50,9 +50,9 @@ type RoleRecord struct {
 	Policy       Policy           `json:"policy,omitempty"`
 	MinReplicas  int              `json:"min_replicas,omitempty"` // it may go on with so few; 0: its size is fixed
 	MaxReplicas  int              `json:"max_replicas,omitempty"` // it grows to so many while devices are free
-	Generations  uint32           `json:"gens,omitempty"`   // generations of workers after the first
-	Epoch        uint64           `json:"epoch,omitempty"`  // of the membership: grows when ranks have been added, removed or replaced
-	Change       string           `json:"change,omitempty"` // why the epoch began
+	Generations  uint32           `json:"gens,omitempty"`         // generations of workers after the first
+	Epoch        uint64           `json:"epoch,omitempty"`        // of the membership: grows when ranks have been added, removed or replaced
+	Change       string           `json:"change,omitempty"`       // why the epoch began
 
 	Restarts   int              `json:"restarts,omitempty"`    // restarts so far
 	Recent     []RecentRestart  `json:"recent,omitempty"`      // the latest restarts, which count against the maximum
