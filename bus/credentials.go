@@ -44,6 +44,13 @@ type Rights struct {
 	HTTP       string // of the page and the metrics
 }
 
+// StoredSubjects are the subjects of streams that a namespace may have. What is published there goes into the streams, and the head alone
+// does that.
+func StoredSubjects(namespace string) []string {
+	pipelines, rollouts := Subject(namespace, "@pipeline", "*"), Subject(namespace, "@rollouts", "*")
+	return []string{pipelines + ".stored.>", pipelines + ".body.>", rollouts + ".stored", rollouts + ".body.>"}
+}
+
 // CredentialRights is the table of all kinds. The permissions in the server and the table of docs/security.md are made from it. No kind has
 // rights to JetStream: an answer of JetStream goes to any subject that a request names, and its queues are shared by all.
 //
@@ -51,8 +58,7 @@ type Rights struct {
 func CredentialRights() []Rights {
 	const run = tokenRoot + ".<namespace>"
 	// Subjects of streams: the server's acknowledgement goes to any subject that a message names as its reply, keys of buckets among them.
-	stored := []string{run + ".*.*.log.*", run + ".@pipeline.>", run + ".@rollouts.>"}
-	said := append(stored, run+".*.*.exit", run+".*.*.output") // agents say these
+	said := append(StoredSubjects("<namespace>"), run+".*.*.log.*", run+".*.*.exit", run+".*.*.output") // the last three are what agents say
 	return []Rights{
 		{
 			Kind: TeamCredential, For: "the drivers of one namespace, and their workers",

@@ -59,16 +59,8 @@ func (b *Bus) ServeDoor(door string, serves func() bool, handle func(ctx context
 	var mu sync.Mutex // guards all and open
 	var all int
 	open := map[string]int{}
-	subscriptions := make([]*Subscription, 0, 2)
-	stop = func() {
-		cancel()
-		for _, sub := range subscriptions {
-			_ = sub.Unsubscribe() // fails only on a closed connection
-		}
-	}
-	receive := func(m *Msg) {
-		c, ok := readCaller(m.Subject)
-		if !serves() || !ok || !strings.HasPrefix(m.Reply, Credential{Kind: TeamCredential, Namespace: c.Namespace, ID: c.ID}.inboxPrefix()+".") {
+	receive := func(c Caller, m *Msg) {
+		if m.Reply == "" {
 			return
 		}
 		mu.Lock()
@@ -97,8 +89,31 @@ func (b *Bus) ServeDoor(door string, serves func() bool, handle func(ctx context
 			handle(ctx, c, m)
 		})
 	}
+	unhear, err := b.HearDoor(door, serves, receive)
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	return func() { cancel(); unhear() }, nil
+}
+
+// HearDoor calls handle with each message at a door, while serves says so, until stop is called or the bus is closed: those of one caller in the
+// order in which it sent them. handle must not block.
+func (b *Bus) HearDoor(door string, serves func() bool, handle func(c Caller, m *Msg)) (stop func(), err error) {
+	subscriptions := make([]*Subscription, 0, 2)
+	stop = func() {
+		for _, sub := range subscriptions {
+			_ = sub.Unsubscribe() // fails only on a closed connection
+		}
+	}
 	for _, subject := range []string{doorsRoot + ".*.*." + door, doorsRoot + ".*.*." + door + ".*"} {
-		sub, err := b.Subscribe(subject, receive)
+		sub, err := b.Subscribe(subject, func(m *Msg) {
+			c, ok := readCaller(m.Subject)
+			inbox := Credential{Kind: TeamCredential, Namespace: c.Namespace, ID: c.ID}.inboxPrefix() + "."
+			if serves() && ok && (m.Reply == "" || strings.HasPrefix(m.Reply, inbox)) {
+				handle(c, m)
+			}
+		})
 		if err != nil {
 			stop()
 			return nil, err

@@ -33,6 +33,7 @@ type EventQuery struct {
 // ReadEvents calls f with the selected events; with Follow it waits for later ones until ctx ends, which is no error
 // then.
 func ReadEvents(ctx context.Context, b *bus.Bus, q EventQuery, f func(Event) error) error {
+	q.Namespace = ownNamespace(b, q.Namespace)
 	filter, one, cfg := bus.AllEvents(), bus.Events, eventStreamConfig(0)
 	if q.Audit {
 		filter, one, cfg = bus.AllAudit(), bus.Audit, auditStreamConfig(0)

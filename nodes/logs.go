@@ -1,6 +1,7 @@
 package nodes
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -24,10 +25,11 @@ type LogQuery struct {
 // has dropped are only in the files of their node.
 func ReadLogs(ctx context.Context, b *bus.Bus, q LogQuery, f func(Line) error) error {
 	once := lineFilter{since: q.Since, seen: map[WorkerID]uint64{}}
-	read := func(subject string, data []byte) error {
+	filter := bus.Logs(ownNamespace(b, q.Namespace), q.Role, q.Incarnation, q.Rank)
+	return readStream(ctx, b, logStreamConfig(), stream.ReadOptions{Subject: filter, Since: q.Since}, q.Follow, func(m stream.Message) error {
 		var p lineBatch
-		if err := wire.Unmarshal(data, &p); err != nil {
-			return bus.Errorf(bus.CodeMalformed, "the log message on %s: %w", subject, err)
+		if err := wire.Unmarshal(m.Data, &p); err != nil {
+			return bus.Errorf(bus.CodeMalformed, "the log message on %s: %w", m.Subject, err)
 		}
 		for _, l := range once.lines(p) {
 			if err := f(l); err != nil {
@@ -35,14 +37,21 @@ func ReadLogs(ctx context.Context, b *bus.Bus, q LogQuery, f func(Line) error) e
 			}
 		}
 		return nil
-	}
-	if team, ok := b.Team(); ok {
-		return readLogsAtDoor(ctx, b, team, q, read)
-	}
-	filter := bus.Logs(q.Namespace, q.Role, q.Incarnation, q.Rank)
-	return readStream(ctx, b, logStreamConfig(), stream.ReadOptions{Subject: filter, Since: q.Since}, q.Follow, func(m stream.Message) error {
-		return read(m.Subject, m.Data)
 	})
+}
+
+// ownNamespace is the namespace that is asked for; if none is, with a team's credential its own.
+func ownNamespace(b *bus.Bus, namespace string) string {
+	team, _ := b.Team()
+	return cmp.Or(namespace, team.Namespace)
+}
+
+// TeamStreams are the streams of which processes with a team's credential read what belongs to their namespace.
+func TeamStreams() []stream.SharedStream {
+	return []stream.SharedStream{
+		{Config: logStreamConfig(), SubjectFunc: func(namespace string) string { return bus.Logs(namespace, "", "", -1) }},
+		{Config: eventStreamConfig(0), SubjectFunc: bus.Events},
+	}
 }
 
 // lineFilter drops lines that are too old, and lines that were stored twice.

@@ -2,8 +2,10 @@ package pipeline
 
 import (
 	"strconv"
+	"strings"
 
 	"troupe/bus"
+	"troupe/pipeline/flow"
 )
 
 // Address is one pipeline on the bus. Its subjects, below troupe.<namespace>.@pipeline.<name>:
@@ -68,3 +70,20 @@ func (p Address) Ended(block string) string { return p.prefix() + ".stored.ended
 // Ask is troupe.<namespace>.@pipeline.<name>.ask.<verb>: a request to the process that runs the pipeline; with * as the
 // verb, all of them.
 func (p Address) Ask(verb string) string { return p.prefix() + ".ask." + verb }
+
+// StreamSubject is the subject of a stream in which a pipeline of a namespace stores, by the stream's name; false: no pipeline of the
+// namespace has a stream of that name.
+func StreamSubject(namespace, stream string) (subject string, ok bool) {
+	if name, found := strings.CutPrefix(stream, Address{Namespace: namespace}.Stream()); found {
+		return Address{namespace, name}.Log(), bus.CheckName("pipeline", name) == nil
+	}
+	_, rest, _ := strings.Cut(stream, "@")
+	name, rest, _ := strings.Cut(rest, "@")
+	at := strings.LastIndexByte(rest, '@')
+	if at < 0 || bus.CheckName("pipeline", name) != nil || rest[:at] != flow.DeadBodiesName && bus.CheckName("stream", rest[:at]) != nil {
+		return "", false
+	}
+	priority, err := strconv.Atoi(rest[at+1:])
+	p := Address{namespace, name}
+	return p.Bodies(rest[:at], priority), err == nil && p.BodyStream(rest[:at], priority) == stream
+}

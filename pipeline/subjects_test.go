@@ -1,27 +1,36 @@
-package pipeline
+package pipeline_test
 
 import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"troupe/pipeline"
+	"troupe/pipeline/flow"
 )
 
-// The subjects of a pipeline are those that docs/wire.md states.
-func TestSubjects(t *testing.T) {
-	p := Address{Namespace: "n", Name: "p"}
-	for want, got := range map[string]string{
-		"troupe.n.@pipeline.p.stored.>":           p.Log(),
-		"troupe.n.@pipeline.p.stored.item.s.2":    p.Items("s", 2),
-		"troupe.n.@pipeline.p.stored.state":       p.State(),
-		"troupe.n.@pipeline.p.stored.source.x":    p.Source("x"),
-		"troupe.n.@pipeline.p.stored.closed.st.g": p.Closed("st", "g"),
-		"troupe.n.@pipeline.p.stored.tries.s.2.7": p.Tries("s", 2, "7"),
-		"troupe.n.@pipeline.p.stored.dead.st.1-0": p.Dead("st", "1-0"),
-		"troupe.n.@pipeline.p.body.s.2":           p.Bodies("s", 2),
-		"troupe.n.@pipeline.p.ask.put":            p.Ask("put"),
-		"troupe_pipeline_n@p":                     p.Stream(),
-		"troupe_bodies_n@p@s@2":                   p.BodyStream("s", 2),
+// The streams of a namespace are those that its pipelines make, each with its own subject.
+func TestStreamSubject(t *testing.T) {
+	at := pipeline.Address{Namespace: "red", Name: "p-1"}
+	for name, subject := range map[string]string{
+		at.Stream():                           at.Log(),
+		at.BodyStream("items", 0):             at.Bodies("items", 0),
+		at.BodyStream("items", 12):            at.Bodies("items", 12),
+		at.BodyStream(flow.DeadBodiesName, 0): at.Bodies(flow.DeadBodiesName, 0),
 	} {
-		require.Equal(t, want, got)
+		found, ok := pipeline.StreamSubject("red", name)
+		require.True(t, ok, name)
+		require.Equal(t, subject, found)
+		for _, namespace := range []string{"blue", "re", "redd", "", "red@p-1"} {
+			_, ok = pipeline.StreamSubject(namespace, name)
+			require.False(t, ok, "%s in %s", name, namespace)
+		}
+	}
+	for _, name := range []string{
+		"", "troupe_pipeline_red", "troupe_pipeline_red@", "troupe_pipeline_red@a@b", "troupe_pipeline_red@a.b", "troupe_pipeline_red@*", "troupe_bodies_red@p", "troupe_bodies_red@p@s",
+		"troupe_bodies_red@p@s@", "troupe_bodies_red@p@s@00", "troupe_bodies_red@p@s@x", "troupe_bodies_red@p@s.>@0", "troupe_bodies_red@@s@0", "troupe_rollouts_red@p", "KV_red@x",
+	} {
+		_, ok := pipeline.StreamSubject("red", name)
+		require.False(t, ok, name)
 	}
 }

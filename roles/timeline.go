@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"io"
 	"slices"
+	"strings"
 	"time"
 
 	"troupe/actors/timeline"
@@ -14,6 +15,7 @@ import (
 	"troupe/bus/calls"
 	"troupe/bus/recorder"
 	"troupe/bus/stream"
+	"troupe/bus/wire"
 	"troupe/roles/registry"
 )
 
@@ -90,8 +92,23 @@ func timelineRole(rec registry.RoleRecord) timeline.Role {
 	return out
 }
 
+func timelineStore() stream.ObjectStoreConfig {
+	return stream.ObjectStoreConfig{Name: timelineBucket, MaxAge: timelineLife, MaxBytes: timelinesMost}
+}
+
 func openTimelines(ctx context.Context, b *bus.Bus) (*stream.ObjectStore, error) {
-	return stream.OpenObjectStore(ctx, b, stream.ObjectStoreConfig{Name: timelineBucket, MaxAge: timelineLife, MaxBytes: timelinesMost})
+	return stream.OpenObjectStore(ctx, b, timelineStore())
+}
+
+// TeamObjects is the store of timelines for processes with a team's credential: those of the roles of their namespace.
+func TeamObjects() stream.SharedObjects {
+	return stream.SharedObjects{Config: timelineStore(), CheckFunc: func(namespace, object string) (sum string, err error) {
+		role, own := strings.CutPrefix(object, timelineName(namespace, ""))
+		if !own || bus.CheckRoleName(role) != nil {
+			return "", bus.Errorf(bus.CodeRefused, "the credential of namespace %s does not permit the timeline %q", namespace, wire.Clip(object))
+		}
+		return "", nil
+	}}
 }
 
 func timelineName(namespace, role string) string { return namespace + "." + role }

@@ -43,6 +43,9 @@ type Ack struct {
 // batch under id, which must be new for each attempt: the server may still have a part of an earlier one. The messages
 // must not be used concurrently.
 func Append(ctx context.Context, b *bus.Bus, msgs []*bus.Msg, id string) (Ack, error) {
+	if d := doorOf(b); d != nil {
+		return d.append(ctx, msgs, id)
+	}
 	markBatch(msgs, id)
 	last := len(msgs) - 1
 	if err := checkSubjects(msgs); err != nil {
@@ -62,8 +65,12 @@ func Append(ctx context.Context, b *bus.Bus, msgs []*bus.Msg, id string) (Ack, e
 
 // AppendAsync is Append without waiting: the acknowledgement goes to the subject reply, for ParseAck.
 func AppendAsync(b *bus.Bus, msgs []*bus.Msg, id, reply string) error {
-	markBatch(msgs, id)
-	msgs[len(msgs)-1].Reply = reply
+	if d := doorOf(b); d != nil {
+		msgs = d.wrap(msgs, id, reply)
+	} else {
+		markBatch(msgs, id)
+		msgs[len(msgs)-1].Reply = reply
+	}
 	if err := checkSubjects(msgs); err != nil {
 		return err
 	}

@@ -21,8 +21,9 @@ type ObjectStoreConfig struct {
 
 // ObjectStore is an open store of an ObjectStoreConfig. It is safe for concurrent use.
 type ObjectStore struct {
-	b   *bus.Bus
-	cfg ObjectStoreConfig
+	b    *bus.Bus
+	cfg  ObjectStoreConfig
+	door *teamDoor // through which the store is used; nil: directly
 
 	mu    sync.Mutex
 	nc    *nats.Conn            // the connection of store
@@ -31,10 +32,10 @@ type ObjectStore struct {
 
 // OpenObjectStore opens a store, or creates it. An existing store keeps its limits.
 func OpenObjectStore(ctx context.Context, b *bus.Bus, cfg ObjectStoreConfig) (*ObjectStore, error) {
-	if err := permitted(b, "object store "+cfg.Name); err != nil {
-		return nil, err
+	s := &ObjectStore{b: b, cfg: cfg, door: doorOf(b)}
+	if s.door != nil {
+		return s, nil
 	}
-	s := &ObjectStore{b: b, cfg: cfg}
 	if _, err := s.handle(ctx); err != nil {
 		return nil, bus.Errorf(bus.CodeUnavailable, "object store %s: %w", cfg.Name, err)
 	}
@@ -64,6 +65,10 @@ func (s *ObjectStore) handle(ctx context.Context) (jetstream.ObjectStore, error)
 
 // Size is the length of an object. The error is bus.ErrNotFound when there is none of that name.
 func (s *ObjectStore) Size(ctx context.Context, name string) (int64, error) {
+	if s.door != nil {
+		r, err := s.door.ask(ctx, doorRequest{Op: doorSize, Name: s.cfg.Name, Object: name})
+		return r.Size, err
+	}
 	store, err := s.handle(ctx)
 	if err != nil {
 		return 0, s.error("look up", name, err)
@@ -77,6 +82,9 @@ func (s *ObjectStore) Size(ctx context.Context, name string) (int64, error) {
 
 // Put stores an object and replaces one of the same name.
 func (s *ObjectStore) Put(ctx context.Context, name string, data []byte) error {
+	if s.door != nil {
+		return s.putAtDoor(ctx, name, data)
+	}
 	store, err := s.handle(ctx)
 	if err == nil {
 		_, err = store.PutBytes(ctx, name, data)
@@ -89,6 +97,9 @@ func (s *ObjectStore) Put(ctx context.Context, name string, data []byte) error {
 
 // Get reads an object. The error is bus.ErrNotFound when there is none of that name.
 func (s *ObjectStore) Get(ctx context.Context, name string) ([]byte, error) {
+	if s.door != nil {
+		return s.getAtDoor(ctx, name)
+	}
 	store, err := s.handle(ctx)
 	if err != nil {
 		return nil, s.error("read", name, err)

@@ -60,6 +60,9 @@ type Reader struct {
 // Reader starts reading. Close frees its resources on the server.
 func (s *Stream) Reader(ctx context.Context, o ReadOptions) (*Reader, error) {
 	r := &Reader{s: s, o: o}
+	if s.door != nil {
+		return r, nil
+	}
 	if err := r.begin(ctx); err != nil {
 		return nil, coded(s.b, "read stream "+s.name, err)
 	}
@@ -90,6 +93,9 @@ func (r *Reader) begin(ctx context.Context) error {
 // not proof of that, because the server may be slow, so Next asks for the number of unread messages. Nor is that: the server
 // counts a message a little after it has acknowledged it, and a replica that reads may lag behind.
 func (r *Reader) Next(ctx context.Context, n int) ([]Message, error) {
+	if r.s.door != nil {
+		return r.nextAtDoor(ctx, n)
+	}
 	waits := fetchBackoff.Start()
 	for {
 		out, received, lost, err := r.fetch(ctx, n)
@@ -177,6 +183,9 @@ func (r *Reader) fetch(ctx context.Context, n int) (out []Message, received int,
 
 // Close ends the reader.
 func (r *Reader) Close(ctx context.Context) {
+	if r.s.door != nil {
+		return
+	}
 	if js, err := r.s.handle(ctx); err == nil {
 		_ = js.DeleteConsumer(context.WithoutCancel(ctx), r.consumer.CachedInfo().Name) // otherwise it expires
 	}
@@ -205,6 +214,9 @@ func (s *Stream) Each(ctx context.Context, o ReadOptions, do func(Message) error
 // Follow calls do with each message, in order, also with those that are stored later, until do returns an error or ctx
 // ends. It survives restarts of the server, and a connection that NATS closes unasked.
 func (s *Stream) Follow(ctx context.Context, o ReadOptions, do func(Message) error) error {
+	if s.door != nil {
+		return s.followAtDoor(ctx, o, do)
+	}
 	waits := bus.Backoff{}.Start()
 	for {
 		var failed error // of do

@@ -3,6 +3,7 @@ package stream
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -47,7 +48,8 @@ func (c Config) jetStream(b *bus.Bus) jetstream.StreamConfig {
 type Stream struct {
 	b      *bus.Bus
 	name   string
-	direct bool // any replica answers reads
+	direct bool      // any replica answers reads
+	door   *teamDoor // through which the stream is used; nil: directly
 
 	mu sync.Mutex
 	nc *nats.Conn       // the connection of js
@@ -61,6 +63,9 @@ func newStream(b *bus.Bus, nc *nats.Conn, js jetstream.Stream) *Stream {
 
 // handle is the stream on the current connection of the bus, which replaces one that NATS has closed.
 func (s *Stream) handle(ctx context.Context) (jetstream.Stream, error) {
+	if s.door != nil {
+		return nil, bus.Errorf(bus.CodeRefused, "the credential of namespace %s does not permit it; that needs the head's token", s.door.team.Namespace)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	nc := s.b.Conn()
@@ -74,18 +79,10 @@ func (s *Stream) handle(ctx context.Context) (jetstream.Stream, error) {
 	return js, err
 }
 
-// permitted refuses streams to a process with a team's credential, whose requests the server would drop.
-func permitted(b *bus.Bus, doing string) error {
-	if team, ok := b.Team(); ok {
-		return bus.Errorf(bus.CodeRefused, "%s: the credential of namespace %s has no rights to what is stored in streams and objects; that needs the head's token, see docs/security.md", doing, team.Namespace)
-	}
-	return nil
-}
-
 // Create creates a stream, or changes an existing one to this configuration.
 func Create(ctx context.Context, b *bus.Bus, cfg Config) (*Stream, error) {
-	if err := permitted(b, "stream "+cfg.Name); err != nil {
-		return nil, err
+	if d := doorOf(b); d != nil {
+		return d.stream(ctx, doorRequest{Op: doorCreate, Name: cfg.Name, Config: &cfg})
 	}
 	nc := b.Conn()
 	js, err := bus.Repeat(ctx, func(ctx context.Context) (jetstream.Stream, error) {
@@ -99,8 +96,8 @@ func Create(ctx context.Context, b *bus.Bus, cfg Config) (*Stream, error) {
 
 // Open opens a stream, or creates it. An existing one keeps its bounds.
 func Open(ctx context.Context, b *bus.Bus, cfg Config) (*Stream, error) {
-	if err := permitted(b, "stream "+cfg.Name); err != nil {
-		return nil, err
+	if d := doorOf(b); d != nil {
+		return d.stream(ctx, doorRequest{Op: doorFind, Name: cfg.Name})
 	}
 	nc := b.Conn()
 	js, err := b.OpenStream(ctx, cfg.jetStream(b))
@@ -128,8 +125,8 @@ func (s *Stream) KeepFor(ctx context.Context, age time.Duration) error {
 
 // Find opens an existing stream; otherwise the error is bus.ErrNotFound.
 func Find(ctx context.Context, b *bus.Bus, name string) (*Stream, error) {
-	if err := permitted(b, "stream "+name); err != nil {
-		return nil, err
+	if d := doorOf(b); d != nil {
+		return d.stream(ctx, doorRequest{Op: doorFind, Name: name})
 	}
 	nc := b.Conn()
 	js, err := b.FindStream(ctx, name)
@@ -141,8 +138,9 @@ func Find(ctx context.Context, b *bus.Bus, name string) (*Stream, error) {
 
 // Names lists the streams whose name has the prefix.
 func Names(ctx context.Context, b *bus.Bus, prefix string) ([]string, error) {
-	if err := permitted(b, "list streams"); err != nil {
-		return nil, err
+	if d := doorOf(b); d != nil {
+		r, err := d.ask(ctx, doorRequest{Op: doorNames, Name: prefix})
+		return r.Names, err
 	}
 	var out []string
 	all := b.JetStream().StreamNames(ctx)
@@ -160,6 +158,10 @@ func Names(ctx context.Context, b *bus.Bus, prefix string) ([]string, error) {
 // Delete deletes a stream. It purges it first: a server that is killed during the deletion may restore the messages when
 // a stream of the same name is created. A stream that does not exist is no error.
 func Delete(ctx context.Context, b *bus.Bus, name string) error {
+	if d := doorOf(b); d != nil {
+		_, err := d.ask(ctx, doorRequest{Op: doorDelete, Name: name})
+		return err
+	}
 	s, err := Find(ctx, b, name)
 	if err == nil {
 		err = s.Purge(ctx, "", 0)
@@ -182,6 +184,10 @@ type State struct {
 
 // State asks the server for the state of the stream.
 func (s *Stream) State(ctx context.Context) (State, error) {
+	if s.door != nil {
+		r, err := s.door.ask(ctx, doorRequest{Op: doorState, Name: s.name})
+		return r.State, err
+	}
 	js, err := s.handle(ctx)
 	if err != nil {
 		return State{}, coded(s.b, "stream "+s.name, err)
@@ -195,10 +201,18 @@ func (s *Stream) State(ctx context.Context) (State, error) {
 }
 
 // Get returns the message at a sequence; if it was deleted, the error is bus.ErrNotFound.
-func (s *Stream) Get(ctx context.Context, seq uint64) (Message, error) { return s.get(ctx, seq) }
+func (s *Stream) Get(ctx context.Context, seq uint64) (Message, error) {
+	if s.door != nil {
+		return s.getAtDoor(ctx, seq, "")
+	}
+	return s.get(ctx, seq)
+}
 
 // GetNext returns the first message on a subject at a sequence or later.
 func (s *Stream) GetNext(ctx context.Context, subject string, seq uint64) (Message, error) {
+	if s.door != nil {
+		return s.getAtDoor(ctx, seq, subject)
+	}
 	return s.get(ctx, seq, jetstream.WithGetMsgSubject(subject))
 }
 
@@ -219,6 +233,14 @@ const maxDeletesInFlight = 32
 
 // DeleteMessages deletes messages one by one. A message that does not exist is no error.
 func (s *Stream) DeleteMessages(ctx context.Context, seqs []uint64) error {
+	if s.door != nil {
+		for some := range slices.Chunk(seqs, doorDeletes) {
+			if _, err := s.door.ask(ctx, doorRequest{Op: doorRemove, Name: s.name, Seqs: some}); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
 	js, err := s.handle(ctx)
 	if err != nil {
 		return coded(s.b, "delete from stream "+s.name, err)
@@ -245,6 +267,10 @@ func (s *Stream) DeleteMessages(ctx context.Context, seqs []uint64) error {
 
 // Purge deletes the messages on a subject below a sequence. An empty subject: all; zero: to the end.
 func (s *Stream) Purge(ctx context.Context, subject string, below uint64) error {
+	if s.door != nil {
+		_, err := s.door.ask(ctx, doorRequest{Op: doorPurge, Name: s.name, Subject: subject, Seq: below})
+		return err
+	}
 	var opts []jetstream.StreamPurgeOpt
 	if subject != "" {
 		opts = append(opts, jetstream.WithPurgeSubject(subject))

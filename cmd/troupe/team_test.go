@@ -13,6 +13,7 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/kv"
+	"troupe/bus/stream"
 	"troupe/bus/wire"
 	"troupe/nodes"
 	"troupe/placement"
@@ -186,6 +187,19 @@ func TestHostileTeam(t *testing.T) {
 	refused(err, "ports for another namespace")
 	_, _, err = agent.Host(t.Context(), "box")
 	require.Error(t, err, "what a host is like")
+
+	for _, name := range []string{"troupe_pipeline_good@p", "troupe_bodies_good@p@s@0", "troupe_rollouts_good@r", "troupe_audit", "troupe_placement_mark", "KV_troupe_registry", "OBJ_troupe_folders"} {
+		_, err = stream.Find(t.Context(), evil, name)
+		refused(err, name)
+		_, err = stream.Create(t.Context(), evil, stream.Config{Name: name, Subject: "troupe.evil.@pipeline.p.stored.>", MaxBytes: 1 << 20})
+		refused(err, name)
+	}
+	for _, q := range []nodes.EventQuery{{Namespace: "good"}, {Audit: true}} {
+		refused(nodes.ReadEvents(t.Context(), evil, q, func(nodes.Event) error { return nil }), "events of others")
+	}
+	refused(nodes.ReadLogs(t.Context(), evil, nodes.LogQuery{Namespace: "good", Rank: -1}, func(nodes.Line) error { return nil }), "output of others")
+	_, err = roles.FailureTimeline(t.Context(), evil, "good", "actor")
+	require.Error(t, err, "the timeline of another namespace")
 
 	client, err := placement.NewClient(evil, "evil")
 	require.NoError(t, err)

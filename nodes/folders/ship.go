@@ -9,6 +9,7 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/stream"
+	"troupe/bus/wire"
 )
 
 const (
@@ -44,6 +45,20 @@ func Ship(ctx context.Context, b *bus.Bus, folder string, excludes ...string) (s
 	return name, nil
 }
 
+func storeConfig() stream.ObjectStoreConfig {
+	return stream.ObjectStoreConfig{Name: bucket, MaxAge: life, MaxBytes: bucketMost}
+}
+
 func openStore(ctx context.Context, b *bus.Bus) (*stream.ObjectStore, error) {
-	return stream.OpenObjectStore(ctx, b, stream.ObjectStoreConfig{Name: bucket, MaxAge: life, MaxBytes: bucketMost})
+	return stream.OpenObjectStore(ctx, b, storeConfig())
+}
+
+// TeamObjects is the store of folders for processes with a team's credential: a folder is named by its hash, which must be that of its content.
+func TeamObjects() stream.SharedObjects {
+	return stream.SharedObjects{Config: storeConfig(), CheckFunc: func(_, folder string) (sum string, err error) {
+		if !folderName.MatchString(folder) {
+			return "", bus.Errorf(bus.CodeInvalid, "folder %q: its name is the hash of its content", wire.Clip(folder))
+		}
+		return folder, nil
+	}}
 }

@@ -1,6 +1,10 @@
 package rollouts
 
-import "troupe/bus"
+import (
+	"strings"
+
+	"troupe/bus"
+)
 
 // address is one set of rollouts on the bus. Its subjects, below troupe.<namespace>.@rollouts.<name>:
 //
@@ -25,3 +29,20 @@ func (a address) body(group string) string { return a.prefix() + ".body." + grou
 
 // ask is troupe.<namespace>.@rollouts.<name>.ask.<verb>: a request to the engine; with * all.
 func (a address) ask(verb string) string { return a.prefix() + ".ask." + verb }
+
+// StreamSubject is the subject of a stream in which rollouts of a namespace are stored, by the stream's name; false: no rollouts of the
+// namespace have a stream of that name.
+func StreamSubject(namespace, stream string) (subject string, ok bool) {
+	_, name, _ := strings.Cut(stream, "@")
+	a := address{namespace, name}
+	if bus.CheckName("name", name) != nil {
+		return "", false
+	}
+	switch stream {
+	case a.stream():
+		return a.log(), true
+	case a.bodyStream():
+		return a.body("*"), true
+	}
+	return "", false
+}

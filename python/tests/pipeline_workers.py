@@ -14,6 +14,9 @@ class ItemWorker(troupe.Worker):
     def double(self, value):
         return value * 2
 
+    def folder(self):
+        return os.getcwd()
+
     def odd(self, value):
         return value if value % 2 else None
 

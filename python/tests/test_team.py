@@ -31,6 +31,46 @@ DRIVER = """
         print(json.dumps(attack))
 """
 
+STORES = """
+    import os
+    import numpy as np
+    import troupe, pipeline_workers
+
+    def all_of(p):
+        out = []
+        while items := p.take("out", 100, timeout=0):
+            out += [item.value for item in items]
+        return out
+
+    with troupe.init(working_dir=os.getcwd()) as session:
+        with troupe.Cluster("items", pipeline_workers.ItemWorker, worker_config=troupe.WorkerConfig(world_size=2)) as items:
+            assert all(folder != os.getcwd() for folder in items.execute_all_sync("folder"))
+            streams = {"in": {}, "out": {"sink": True}}
+            stages = {"double": {"role": items, "method": "double", "in": "in", "out": "out"}}
+            with troupe.Pipeline("line", streams, stages) as p:
+                p.pause("double")
+                p.put_many("in", list(range(200)))
+                p.put("in", np.ones(500_000))
+            with troupe.Pipeline("line", streams, stages) as p:
+                p.resume("double")
+                p.drain(timeout=90)
+                small, large = [], []
+                for value in all_of(p):
+                    (large if isinstance(value, np.ndarray) else small).append(value)
+                assert sorted(small) == list(range(0, 400, 2)) and large[0].sum() == 1_000_000, (small, large)
+            troupe.Pipeline.remove("line")
+        with troupe.Rollouts("r", siblings=2, turns=1) as r:
+            r.put({"text": "why?"}, number=1)
+            for _ in range(2):
+                sample = r.take(timeout=60)
+                for turn in sample:
+                    assert turn.finish(tokens=np.arange(100_000))
+            with r.batch(groups=1, timeout=60) as batch:
+                sums = [t["tokens"].sum() for g in batch for s in g.samples for t in s.turns]
+            assert sums == [np.arange(100_000).sum()] * 2
+        troupe.Rollouts.remove("r")
+"""
+
 
 @pytest.fixture
 def head(tmp_path):
@@ -42,14 +82,24 @@ def head(tmp_path):
         process.stdin.close()
 
 
-def test_a_driver_with_the_credential_of_a_team(script, head):
+@pytest.fixture
+def team(head):
+    """The environment of a driver with the credential of namespace red."""
     access = {"TROUPE_URL": head["url"], "TROUPE_TOKEN_FILE": head["token_file"], "TROUPE_FINGERPRINT": ""}
     new = [_core.program_path(), "auth", "new", "team", "--namespace", "red"]
-    team = subprocess.run(new, env={**os.environ, **access}, check=True, capture_output=True, text=True, timeout=120)
-    done = script(
-        DRIVER,
-        timeout=300,
-        env={**access, "TROUPE_TOKEN_FILE": "", "TROUPE_TOKEN": team.stdout.strip(), "TROUPE_NAMESPACE": "red"},
-    )
+    made = subprocess.run(new, env={**os.environ, **access}, check=True, capture_output=True, text=True, timeout=120)
+    return {**access, "TROUPE_TOKEN_FILE": "", "TROUPE_TOKEN": made.stdout.strip(), "TROUPE_NAMESPACE": "red"}
+
+
+def test_a_driver_with_the_credential_of_a_team(script, team):
+    done = script(DRIVER, timeout=300, env=team)
     for tried, refused in json.loads(done.stdout):
         assert refused == tried
+
+
+def test_pipelines_rollouts_and_folders_of_a_team(script, team):
+    script(STORES, timeout=300, env=team)
+    events = subprocess.run(
+        [_core.program_path(), "events", "--json"], env={**os.environ, **team}, check=True, capture_output=True, text=True
+    )
+    assert events.stdout and all(json.loads(line)["namespace"] == "red" for line in events.stdout.splitlines())

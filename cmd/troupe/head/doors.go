@@ -5,8 +5,13 @@ import (
 	"errors"
 
 	"troupe/bus"
+	"troupe/bus/stream"
 	"troupe/nodes"
+	"troupe/nodes/folders"
+	"troupe/pipeline"
+	"troupe/pipeline/rollouts"
 	"troupe/placement"
+	"troupe/roles"
 	"troupe/roles/registry"
 )
 
@@ -24,7 +29,7 @@ func serveDoors(ctx context.Context, b *bus.Bus, desk *placement.Desk) (stop fun
 		func() (func(), error) { return registry.ServeDoor(ctx, b, desk.Leads) },
 		nodes.Relay{Bus: b, Serves: desk.Leads, GrantsFunc: grants}.Start,
 		events.Start,
-		nodes.LogDoor{Bus: b, Serves: desk.Leads}.Start,
+		teamStreams(b, desk.Leads).Start,
 	} {
 		s, failed := serve()
 		if err = errors.Join(err, failed); failed == nil {
@@ -36,6 +41,19 @@ func serveDoors(ctx context.Context, b *bus.Bus, desk *placement.Desk) (stop fun
 		return nil, err
 	}
 	return stop, nil
+}
+
+// teamStreams serves what teams store and read: pipelines, rollouts, folders, timelines, output and events.
+func teamStreams(b *bus.Bus, serves func() bool) stream.Door {
+	return stream.Door{
+		Bus: b, Serves: serves, Shared: nodes.TeamStreams(), Objects: []stream.SharedObjects{folders.TeamObjects(), roles.TeamObjects()},
+		SubjectFunc: func(namespace, name string) (subject string, ok bool) {
+			if subject, ok = pipeline.StreamSubject(namespace, name); !ok {
+				subject, ok = rollouts.StreamSubject(namespace, name)
+			}
+			return subject, ok
+		},
+	}
 }
 
 // grantsOf lists what the ledger grants a namespace; false: this head does not lead.
