@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -19,6 +20,7 @@ import (
 	"troupe/placement"
 	"troupe/roles"
 	"troupe/roles/registry"
+	"troupe/roles/sessions"
 )
 
 // team issues a credential of a namespace, and opens a connection with it.
@@ -83,6 +85,13 @@ func TestTeamDrives(t *testing.T) {
 	other, err := rt.Create(t.Context(), second)
 	require.NoError(t, err)
 	require.NoError(t, other.Destroy(t.Context()))
+
+	control, err := sessions.Find(t.Context(), rt)
+	require.NoError(t, err)
+	all, err = rt.Roles(t.Context())
+	require.NoError(t, err)
+	at := slices.IndexFunc(all, func(r registry.RoleRecord) bool { return r.Name == control.Name() })
+	require.Equal(t, team.ID, all[at].Credential, "the service for Ray's programs acts with the rights of the team")
 
 	require.Contains(t, u.output("auth", "revoke", team.ID), team.ID)
 	require.Eventually(t, func() bool { return !rt.Bus().Connected() && !worker.Connected() }, time.Minute, time.Millisecond, "driver and workers are shut out")
@@ -200,6 +209,14 @@ func TestHostileTeam(t *testing.T) {
 	refused(nodes.ReadLogs(t.Context(), evil, nodes.LogQuery{Namespace: "good", Rank: -1}, func(nodes.Line) error { return nil }), "output of others")
 	_, err = roles.FailureTimeline(t.Context(), evil, "good", "actor")
 	require.Error(t, err, "the timeline of another namespace")
+
+	_, err = sessions.Find(t.Context(), driveOn(t, head, "evil"))
+	require.NoError(t, err)
+	rt, err := roles.Open(t.Context(), roles.Config{Bus: evil})
+	require.NoError(t, err)
+	_, err = sessions.Find(t.Context(), rt)
+	refused(err, "a control service that has the head's rights")
+	require.NoError(t, rt.Close(t.Context()))
 
 	client, err := placement.NewClient(evil, "evil")
 	require.NoError(t, err)

@@ -71,6 +71,42 @@ STORES = """
         troupe.Rollouts.remove("r")
 """
 
+RAY = """
+    import os
+    import numpy as np
+    import troupe.ray as ray
+
+    @ray.remote
+    def double(x):
+        return 2 * x
+
+    @ray.remote
+    def nested(n):
+        return sum(ray.get([double.remote(i) for i in range(n)]))
+
+    @ray.remote(num_gpus=1)
+    class Counter:
+        def __init__(self):
+            self.n = 0
+        def add(self, array):
+            self.n += int(array.sum())
+            return self.n
+        def secrets(self):
+            return os.environ.get("TROUPE_TOKEN", ""), os.environ.get("TROUPE_TOKEN_FILE", "")
+
+    ray.init(address=os.environ["TROUPE_URL"])
+    assert ray.get([double.remote(i) for i in range(20)]) == list(range(0, 40, 2))
+    assert ray.get(nested.remote(5)) == 20
+    counter = Counter.options(name="one").remote()
+    big = ray.put(np.ones(500_000))
+    assert ray.get([counter.add.remote(big) for _ in range(3)]) == [500_000, 1_000_000, 1_500_000]
+    assert ray.get(ray.get_actor("one").add.remote(big)) == 2_000_000
+    group = ray.util.placement_group([{"CPU": 1, "GPU": 1}])
+    ray.get(group.ready())
+    ray.util.remove_placement_group(group)
+    ray.shutdown()
+"""
+
 
 @pytest.fixture
 def head(tmp_path):
@@ -100,6 +136,14 @@ def test_a_driver_with_the_credential_of_a_team(script, team):
 def test_pipelines_rollouts_and_folders_of_a_team(script, team):
     script(STORES, timeout=300, env=team)
     events = subprocess.run(
-        [_core.program_path(), "events", "--json"], env={**os.environ, **team}, check=True, capture_output=True, text=True
+        [_core.program_path(), "events", "--json"],
+        env={**os.environ, **team},
+        check=True,
+        capture_output=True,
+        text=True,
     )
     assert events.stdout and all(json.loads(line)["namespace"] == "red" for line in events.stdout.splitlines())
+
+
+def test_a_program_for_ray_of_a_team(script, team):
+    script(RAY, timeout=300, env=team)

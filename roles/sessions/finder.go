@@ -57,10 +57,24 @@ type server struct {
 	closed   bool
 }
 
-// entry is the service of a namespace: handle is nil while another head leads, or none does yet.
+// entry is the service of a namespace: handle is nil while another head leads, or none does yet. A service that a team has asked for first has
+// the team's rights, and so have the processes that it starts; otherwise those of the head.
 type entry struct {
+	team    string // id of the team's credential; empty: none
 	handle  wire.Raw
-	waiting []*bus.Msg
+	waiting []question
+}
+
+// question is a request for the handle of a service.
+type question struct {
+	m    *bus.Msg
+	door bool // it came to the door: the answer is a doorAnswer
+}
+
+// doorAnswer is the answer at the door "sessions".
+type doorAnswer struct {
+	Err    *bus.Error `msgpack:"err,omitempty"`
+	Handle wire.Raw   `msgpack:"handle,omitempty"`
 }
 
 // Serve answers the requests of Find, and runs a service for each namespace that has asked, now or in the time of an earlier head.
@@ -77,10 +91,17 @@ func Serve(ctx context.Context, cfg Config) (stop func(), err error) {
 		cancel()
 		return nil, err
 	}
+	unhear, err := cfg.Bus.HearDoor(sessionsDoor, func() bool { return true }, s.askedAtDoor) // only a head that leads has a handle
+	if err != nil {
+		_ = sub.Unsubscribe() // fails only if the connection is closed
+		cancel()
+		return nil, err
+	}
 	if err := s.resume(ctx); err != nil {
 		cfg.Logger.Warn("sessions: services of an earlier head are not resumed until a client asks", "error", err)
 	}
 	return func() {
+		unhear()
 		_ = sub.Unsubscribe() // fails only if the connection is closed
 		s.mu.Lock()
 		s.closed = true
@@ -98,7 +119,7 @@ func (s *server) resume(ctx context.Context) error {
 	}
 	for _, rec := range all {
 		if rec.Class == processClass && rec.Process {
-			s.start(rec.Namespace)
+			s.start(rec.Namespace, rec.Credential)
 		}
 	}
 	return nil
@@ -111,23 +132,53 @@ func (s *server) asked(m *bus.Msg) {
 		s.cfg.Bus.Malformed("a request for the control service", bus.Errorf(bus.CodeMalformed, "%q names no namespace", wire.Clip(m.Subject)))
 		return
 	}
-	e := s.start(namespace)
+	s.tell(s.start(namespace, ""), question{m: m})
+}
+
+// askedAtDoor is asked by a process with a team's credential. A service with the head's rights would act with them for the team.
+func (s *server) askedAtDoor(c bus.Caller, m *bus.Msg) {
+	e := s.start(c.Namespace, c.Team())
+	if e != nil && e.team == "" {
+		s.answer(question{m, true}, nil, bus.Errorf(bus.CodeRefused, "programs with the head's token use troupe.ray in namespace %s; try again %v after the last of them has ended", c.Namespace, s.cfg.Idle))
+		return
+	}
+	s.tell(e, question{m, true})
+}
+
+// tell answers with the handle of a service, when there is one.
+func (s *server) tell(e *entry, q question) {
 	if e == nil {
 		return
 	}
 	s.mu.Lock()
 	handle := e.handle
 	if handle == nil && len(e.waiting) < waitingMost {
-		e.waiting = append(e.waiting, m)
+		e.waiting = append(e.waiting, q)
 	}
 	s.mu.Unlock()
 	if handle != nil {
-		_ = s.cfg.Bus.Respond(m, handle) // a lost answer makes the client ask again
+		s.answer(q, handle, nil)
 	}
 }
 
+// answer sends an answer; a lost one makes the client ask again.
+func (s *server) answer(q question, handle wire.Raw, err error) {
+	data := []byte(handle)
+	if q.door {
+		a := doorAnswer{Handle: handle}
+		if err != nil {
+			a.Err = bus.AsError(err)
+		}
+		var failed error
+		if data, failed = wire.Marshal(a); failed != nil {
+			return
+		}
+	}
+	_ = s.cfg.Bus.Respond(q.m, data)
+}
+
 // start runs the service of a namespace, once; nil: the head ends.
-func (s *server) start(namespace string) *entry {
+func (s *server) start(namespace, team string) *entry {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -135,7 +186,7 @@ func (s *server) start(namespace string) *entry {
 	}
 	e := s.services[namespace]
 	if e == nil {
-		e = &entry{}
+		e = &entry{team: team}
 		s.services[namespace] = e
 		s.group.Go(bus.Guard(func() { s.lead(namespace, e) }))
 	}
@@ -175,6 +226,10 @@ func (s *server) compete(namespace string, e *entry) error {
 	if err := s.cfg.Desk.AwaitLead(s.ctx); err != nil {
 		return err
 	}
+	if e.team != "" && !accepts(s.cfg.Bus, namespace, e.team) {
+		s.drop(e)
+		return nil
+	}
 	bucket, err := kv.Open(s.ctx, s.cfg.Bus, kv.Config{Bucket: bucketName, Replicas: s.cfg.Replicas, MaxBytes: bucketBytes})
 	if err != nil {
 		return err
@@ -192,20 +247,27 @@ func (s *server) compete(namespace string, e *entry) error {
 	group.Go(bus.Guard(func() { bucket.Maintain(ctx) }))
 	defer func() { stop(); group.Wait() }()
 	defer s.publish(e, nil)
-	return run(ctx, s.cfg, namespace, &store{bucket: bucket, writer: term.Writer, prefix: namespace}, func(handle wire.Raw) { s.publish(e, handle) })
+	return run(ctx, s.cfg, namespace, e.team, &store{bucket: bucket, writer: term.Writer, prefix: namespace}, func(handle wire.Raw) { s.publish(e, handle) })
+}
+
+// drop drops the questions to the service of a team whose credential has ended.
+func (s *server) drop(e *entry) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e.waiting = nil
 }
 
 // publish makes a role of the service known, or nil that there is none.
 func (s *server) publish(e *entry, handle wire.Raw) {
 	s.mu.Lock()
 	e.handle = handle
-	var waiting []*bus.Msg
+	var waiting []question
 	if handle != nil {
 		waiting, e.waiting = e.waiting, nil
 	}
 	s.mu.Unlock()
-	for _, m := range waiting {
-		_ = s.cfg.Bus.Respond(m, handle) // a lost answer makes the client ask again
+	for _, q := range waiting {
+		s.answer(q, handle, nil)
 	}
 }
 
@@ -215,14 +277,13 @@ func Find(ctx context.Context, rt *roles.Runtime) (*roles.Cluster, error) {
 	waits, absentSince := findBackoff.Start(), time.Now()
 	for {
 		attempt, cancel := context.WithTimeout(ctx, findAttempt)
-		m, err := rt.Bus().Request(attempt, askSubject(rt.Namespace()), nil)
+		h, err := ask(attempt, rt)
 		cancel()
 		if err == nil {
-			var h roles.Handle
-			if err := wire.Unmarshal(m.Data, &h); err != nil {
-				return nil, err
-			}
 			return rt.Open(h)
+		}
+		if errors.Is(err, bus.ErrRefused) || errors.Is(err, bus.ErrMalformed) {
+			return nil, err
 		}
 		if !errors.Is(err, bus.ErrNoResponders) { // the server is down, or a head starts the service
 			absentSince = time.Now()
@@ -232,4 +293,29 @@ func Find(ctx context.Context, rt *roles.Runtime) (*roles.Cluster, error) {
 				"no head serves jobs of troupe.ray in namespace %s: the head is down, or older than this program; `troupe status` tells, and docs/operations.md how to upgrade it (%w)", rt.Namespace(), err)
 		}
 	}
+}
+
+// ask asks once for the handle of the service.
+func ask(ctx context.Context, rt *roles.Runtime) (h roles.Handle, err error) {
+	team, isTeam := rt.Bus().Team()
+	subject := askSubject(rt.Namespace())
+	if isTeam {
+		subject = team.DoorSubject(sessionsDoor)
+	}
+	m, err := rt.Bus().Request(ctx, subject, nil)
+	if err != nil {
+		return h, err
+	}
+	data := m.Data
+	if isTeam {
+		var a doorAnswer
+		if err := wire.Unmarshal(data, &a); err != nil {
+			return h, err
+		}
+		if a.Err != nil {
+			return h, a.Err
+		}
+		data = a.Handle
+	}
+	return h, wire.Unmarshal(data, &h)
 }

@@ -22,6 +22,8 @@ const (
 	endTimeout   = 5 * time.Second
 	workLimit    = 2 * time.Second  // for what is under way when the service ends
 	lastCalls    = 10 * time.Second // for a process that ends to stop asking
+
+	credentialCheck = time.Second // interval of looking whether the team's credential is valid
 )
 
 // service is the control service of one namespace.
@@ -76,9 +78,9 @@ type grant struct {
 }
 
 // run serves a namespace until ctx ends, or it has had nothing to do for long (nil). It calls ready with the handle of the role that
-// serves it, and with nil when it ends.
-func run(ctx context.Context, cfg Config, namespace string, st *store, ready func(wire.Raw)) error {
-	conn, err := cfg.Bus.Dial(ctx, "troupe-sessions")
+// serves it, and with nil when it ends. It has the rights of a team, or if that is empty of the head.
+func run(ctx context.Context, cfg Config, namespace, team string, st *store, ready func(wire.Raw)) error {
+	conn, err := dial(ctx, cfg.Bus, namespace, team)
 	if err != nil {
 		return err
 	}
@@ -108,6 +110,13 @@ func run(ctx context.Context, cfg Config, namespace string, st *store, ready fun
 		return err
 	}
 	s.spawn(s.reapLoop)
+	if team != "" {
+		s.spawn(func() {
+			for accepts(cfg.Bus, namespace, team) && bus.Sleep(ctx, credentialCheck) == nil {
+			}
+			s.end()
+		})
+	}
 	s.spawn(func() {
 		if err := s.store.run(ctx, s); err != nil {
 			s.log.Warn("sessions: another head serves the namespace now", "namespace", namespace, "error", err)
@@ -119,6 +128,20 @@ func run(ctx context.Context, cfg Config, namespace string, st *store, ready fun
 	<-ctx.Done()
 	ready(nil) // clients wait for the next service from now on
 	return s.why()
+}
+
+// accepts reports whether the credential of a team is valid, as far as this process knows.
+func accepts(b *bus.Bus, namespace, team string) bool {
+	return b.AcceptsCredential(bus.ForWorker(team, namespace).ID)
+}
+
+// dial opens the connection of a service.
+func dial(ctx context.Context, b *bus.Bus, namespace, team string) (*bus.Bus, error) {
+	const name = "troupe-sessions"
+	if team == "" {
+		return b.Dial(ctx, name)
+	}
+	return b.DialAs(ctx, name, bus.ForWorker(team, namespace))
 }
 
 // why is why the service ends.

@@ -6,7 +6,10 @@ import (
 	"troupe/bus"
 )
 
-const sessionsWord = "@sessions"
+const (
+	sessionsWord = "@sessions"
+	sessionsDoor = "sessions" // where processes with a team's credential ask
+)
 
 // askSubject is troupe.<namespace>.@sessions: asks the head for the control service of the namespace; with *, of every one.
 func askSubject(namespace string) string { return bus.Subject(namespace, sessionsWord) }

@@ -362,6 +362,9 @@ Environment variables of Ray that have an effect: RAY_ADDRESS, RAY_TMPDIR, RAY_O
 RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES, RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO=1 (processes without GPUs see none; otherwise they see
 those of the driver) and RAY_IGNORE_UNHANDLED_ERRORS (an error of a call whose reference is dropped unread is otherwise logged).
 
+On a head that is shared, all these programs use the namespace `ray` of Troupe, or the one that TROUPE_NAMESPACE names. A team's credential
+([security.md](security.md)) is for one namespace: `TROUPE_NAMESPACE=rl TROUPE_TOKEN_FILE=rl.token RAY_ADDRESS=nats://HOST:PORT python train.py`.
+
 This page is made from the code: `python -m troupe.ray._names > docs/ray.md`.
 """
 

@@ -19,7 +19,7 @@ from .. import _core, _errors, _launch, _seam
 from .. import _session as _troupe_session
 from . import _control, _heads, _host, _objects, _options, _peers, _refused, _state, actor, remote_function
 
-_NAMESPACE = "ray"  # Troupe namespace of all sessions of this package
+_NAMESPACE = "ray"  # Troupe namespace of the sessions of this package, unless TROUPE_NAMESPACE names another
 _lock = threading.RLock()
 _at_exit = False
 
@@ -214,7 +214,7 @@ def _open(
         found: dict[str, Any] = dict(access or {})
         session = _troupe_session.init(
             found.pop("url", None),
-            _NAMESPACE,
+            _NAMESPACE if local else os.environ.get("TROUPE_NAMESPACE") or _NAMESPACE,
             name=None,
             output="raw" if log_to_driver else "none",
             **(_declared(resources) if local else {}),
