@@ -30,8 +30,11 @@ type door struct {
 
 var shared = stream.Config{Name: "news", Subject: "troupe.@events.*", MaxBytes: 1 << 20, Lossy: true}
 
-func openDoor(t *testing.T) door {
-	d := door{t, bustest.Open(t, bus.Config{Server: bus.ServerConfig{Listen: "127.0.0.1:0", Token: doorToken}})}
+func openDoor(t *testing.T) door { return openDoorOf(t, 0) }
+
+// openDoorOf is openDoor of a head with so many bytes of store.
+func openDoorOf(t *testing.T, store int64) door {
+	d := door{t, bustest.Open(t, bus.Config{Server: bus.ServerConfig{Listen: "127.0.0.1:0", Token: doorToken, MaxStore: store}})}
 	d.head.AcceptCredentials(nil, nil)
 	stop, err := stream.Door{
 		Bus: d.head, Serves: func() bool { return true },
@@ -305,6 +308,39 @@ func evilText(t *testing.T) string {
 	text, _, err := bus.Credential{Kind: bus.TeamCredential, Namespace: "evil"}.Issue(doorToken)
 	require.NoError(t, err)
 	return text
+}
+
+// A team that has used its share of the store stores no more until it removes something; another is not disturbed.
+func TestTeamStoresItsShare(t *testing.T) {
+	t.Parallel()
+	d := openDoorOf(t, 64<<20)
+	ctx := testContext(t)
+	red, blue := d.team("red"), d.team("blue")
+	cfg := ownConfig("red", "p")
+	cfg.MaxBytes = 30 << 20
+	s, err := stream.Create(ctx, red, cfg)
+	require.NoError(t, err)
+	other := ownConfig("blue", "p")
+	other.MaxBytes = 20 << 20
+	_, err = stream.Create(ctx, blue, other)
+	require.NoError(t, err)
+	for range 34 { // 17 MiB, and 16 are a quarter
+		_, err := stream.Append(ctx, red, []*bus.Msg{own("a", strings.Repeat("x", 512<<10))}, "")
+		require.NoError(t, err)
+	}
+	write := func() error {
+		_, err := stream.Append(ctx, red, []*bus.Msg{own("a", "x")}, "")
+		return err
+	}
+	require.Eventually(t, func() bool { return errors.Is(write(), bus.ErrNoSpace) }, time.Minute, 100*time.Millisecond)
+	require.ErrorContains(t, write(), "at most 16 are permitted")
+	cfg.Name, cfg.Subject = ownConfig("red", "q").Name, ownConfig("red", "q").Subject
+	_, err = stream.Create(ctx, red, cfg)
+	require.ErrorIs(t, err, bus.ErrNoSpace)
+	_, err = stream.Append(ctx, blue, []*bus.Msg{message("troupe.blue.@pipeline.p.stored.a", "x")}, "")
+	require.NoError(t, err)
+	require.NoError(t, s.Purge(ctx, "", 0))
+	require.Eventually(t, func() bool { return write() == nil }, time.Minute, 100*time.Millisecond)
 }
 
 // Objects of a team are stored and read in parts; a name that is a hash is that of the content.

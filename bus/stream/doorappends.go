@@ -76,7 +76,7 @@ func (s *doorServer) serveAppends() (stop func(), err error) {
 func (s *doorServer) take(c bus.Caller, m *bus.Msg) {
 	w, err := s.appends.add(c, m)
 	if err == nil && w != nil {
-		if err = s.usedBy(c.Namespace).admit(c.Namespace); err != nil {
+		if err = s.admit(c.Namespace, s.usedBy(c.Namespace)); err != nil {
 			s.appends.drop(w)
 		} else {
 			err = AppendAsync(s.Bus, w.msgs, bus.NewID(), s.appends.await(w))

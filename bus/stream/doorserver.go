@@ -17,8 +17,8 @@ import (
 
 const (
 	doorStreams   = 256             // of one namespace
-	doorBytes     = 8 << 30         // of what they have stored; one write may exceed it
-	doorUseExpiry = 5 * time.Second // of what is known of a namespace's use
+	doorBytes     = 8 << 30         // of what they have stored, or a quarter of the store if that is less; one write may exceed it
+	doorUseExpiry = 2 * time.Second // of what is known of a namespace's use
 	doorDeletes   = 4096            // messages that one request deletes
 	doorSmall     = 16 << 10        // bytes of a message of which several are read at once
 	doorRead1     = 32              // so many
@@ -281,7 +281,7 @@ func (s *doorServer) create(ctx context.Context, c bus.Caller, q doorRequest, su
 	}
 	use, err := s.measure(ctx, c.Namespace)
 	if err == nil {
-		err = use.admit(c.Namespace)
+		err = s.admit(c.Namespace, use)
 	}
 	if err == nil && use.streams >= doorStreams {
 		if _, err = Find(ctx, s.Bus, q.Name); errors.Is(err, bus.ErrNotFound) {
@@ -296,9 +296,13 @@ func (s *doorServer) create(ctx context.Context, c bus.Caller, q doorRequest, su
 }
 
 // admit refuses more than a namespace may store.
-func (u doorUse) admit(namespace string) error {
-	if u.bytes > doorBytes {
-		return bus.Errorf(bus.CodeNoSpace, "namespace %s has stored %d MiB in pipelines and rollouts, and at most %d are permitted: take items out, or remove what is not needed", namespace, u.bytes>>20, doorBytes>>20)
+func (s *doorServer) admit(namespace string, use doorUse) error {
+	most := uint64(doorBytes)
+	if store, ok := s.Bus.Store(); ok && store.Limit > 0 {
+		most = min(most, uint64(store.Limit)/4)
+	}
+	if use.bytes > most {
+		return bus.Errorf(bus.CodeNoSpace, "namespace %s has stored %d MiB in pipelines and rollouts, and at most %d are permitted: take items out, or remove what is not needed", namespace, use.bytes>>20, most>>20)
 	}
 	return nil
 }
