@@ -69,17 +69,22 @@ func ownConfig(namespace, name string) stream.Config {
 	return stream.Config{Name: "test_" + namespace + "@" + name, Subject: "troupe." + namespace + ".@pipeline." + name + ".stored.>", MaxBytes: 64 << 20, Replace: true}
 }
 
+// openOwn is a team at a door, and a stream of its own.
+func openOwn(t *testing.T) (*bus.Bus, *stream.Stream) {
+	b := openDoor(t).team("red")
+	s, err := stream.Create(testContext(t), b, ownConfig("red", "p"))
+	require.NoError(t, err)
+	return b, s
+}
+
 func own(word, data string) *bus.Msg { return message("troupe.red.@pipeline.p.stored."+word, data) }
 
 // A team stores and reads in its own streams as a process with the head's token does.
 func TestTeamStoresAndReads(t *testing.T) {
 	t.Parallel()
-	d := openDoor(t)
-	b := d.team("red")
+	b, s := openOwn(t)
 	ctx := testContext(t)
-	s, err := stream.Create(ctx, b, ownConfig("red", "p"))
-	require.NoError(t, err)
-	_, err = stream.Find(ctx, b, "test_red@none")
+	_, err := stream.Find(ctx, b, "test_red@none")
 	require.ErrorIs(t, err, bus.ErrNotFound)
 
 	ack, err := stream.Append(ctx, b, []*bus.Msg{own("a", "one")}, "")
@@ -136,11 +141,8 @@ func TestTeamStoresAndReads(t *testing.T) {
 // Messages of every size, many of them, are read as they were stored.
 func TestTeamReadsLargeMessages(t *testing.T) {
 	t.Parallel()
-	d := openDoor(t)
-	b := d.team("red")
+	b, s := openOwn(t)
 	ctx := testContext(t)
-	s, err := stream.Create(ctx, b, ownConfig("red", "p"))
-	require.NoError(t, err)
 	random := rand.New(rand.NewPCG(1, 2))
 	var want [][]byte
 	for i := range 120 {
@@ -166,7 +168,7 @@ func TestTeamReadsLargeMessages(t *testing.T) {
 
 	ctx, cancel := context.WithCancel(ctx)
 	i = 118
-	err = s.Follow(ctx, stream.ReadOptions{From: 119, HeadersOnly: true}, func(m stream.Message) error {
+	err := s.Follow(ctx, stream.ReadOptions{From: 119, HeadersOnly: true}, func(m stream.Message) error {
 		if i++; i == 120 {
 			_, err := stream.Append(ctx, b, []*bus.Msg{own("x", "later")}, "")
 			require.NoError(t, err)
@@ -374,6 +376,12 @@ func TestTeamObjects(t *testing.T) {
 	require.True(t, bytes.Equal(data, got))
 	_, err = direct.Get(ctx, "hash-"+strings.Repeat("0", 64))
 	require.ErrorIs(t, err, bus.ErrNotFound)
+
+	require.ErrorIs(t, s.Put(ctx, "red.big", make([]byte, 12<<20)), bus.ErrNoSpace, "a quarter of the store is 16 MiB")
+	require.NoError(t, s.Put(ctx, "red.y", make([]byte, 1<<20)))
+	blue, err := stream.OpenObjectStore(ctx, d.team("blue"), cfg)
+	require.NoError(t, err)
+	require.NoError(t, blue.Put(ctx, "blue.x", make([]byte, 12<<20)))
 
 	_, err = s.Get(ctx, "red.none")
 	require.ErrorIs(t, err, bus.ErrNotFound)

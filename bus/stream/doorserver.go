@@ -16,13 +16,13 @@ import (
 )
 
 const (
-	doorStreams   = 256             // of one namespace
-	doorBytes     = 8 << 30         // of what they have stored, or a quarter of the store if that is less; one write may exceed it
-	doorUseExpiry = 2 * time.Second // of what is known of a namespace's use
-	doorDeletes   = 4096            // messages that one request deletes
-	doorSmall     = 16 << 10        // bytes of a message of which several are read at once
-	doorRead1     = 32              // so many
-	doorObjects   = 64 << 20        // bytes of an object that is read
+	doorStreams    = 256             // of one namespace
+	doorBytes      = 8 << 30         // of what they have stored, or a quarter of the store if that is less; one write may exceed it
+	doorUseExpiry  = 2 * time.Second // of what is known of a namespace's use
+	doorDeletes    = 4096            // messages that one request deletes
+	doorSmall      = 16 << 10        // bytes of a message of which several are read at once,
+	doorSmalls     = 32              // and how many
+	doorObjectMost = 8 << 20         // bytes of an object that is read
 )
 
 // Door serves streams and objects to processes with a team's credential: those of their namespace.
@@ -70,7 +70,7 @@ type doorUse struct {
 // Start serves until stop is called or the bus is closed.
 func (d Door) Start() (stop func(), err error) {
 	s := &doorServer{Door: d, use: map[string]doorUse{}, asked: map[string]bool{}}
-	s.uploads.open = map[uploadKey]*upload{}
+	s.uploads.open, s.uploads.taken = map[uploadKey]*upload{}, map[string]int64{}
 	stopAppends, err := s.serveAppends()
 	if err != nil {
 		return nil, err
@@ -243,7 +243,7 @@ func (s *doorServer) read(ctx context.Context, st *Stream, q doorRequest) (out [
 	}
 	defer reader.Close(ctx)
 	size := 0
-	for n := 1; len(out) < max(q.N, 1); n = doorRead1 {
+	for n := 1; len(out) < max(q.N, 1); n = doorSmalls {
 		msgs, err := reader.Next(ctx, min(n, max(q.N, 1)-len(out)))
 		if err != nil || len(msgs) == 0 {
 			return out, err
@@ -373,8 +373,8 @@ func (s *doorServer) readObject(ctx context.Context, store *ObjectStore, q doorR
 	if err != nil {
 		return r, store.error("read", q.Object, err)
 	}
-	if r.Size = int64(info.Size); r.Size > doorObjects {
-		return r, bus.Errorf(bus.CodeRefused, "object %s in %s has %d bytes; the credential of a team reads at most %d", q.Object, q.Name, r.Size, doorObjects)
+	if r.Size = int64(info.Size); r.Size > doorObjectMost {
+		return r, bus.Errorf(bus.CodeRefused, "object %s in %s has %d bytes; the credential of a team reads at most %d", q.Object, q.Name, r.Size, doorObjectMost)
 	}
 	if _, err := io.CopyN(io.Discard, object, min(max(q.Offset, 0), r.Size)); err != nil {
 		return r, store.error("read", q.Object, err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"hash"
 	"io"
 	"sync"
@@ -15,15 +16,19 @@ import (
 )
 
 const (
-	uploadsOfOne = 4                // uploads of one namespace at a time
-	uploadIdle   = 30 * time.Second // between two parts
-	uploadMost   = 512 << 20        // bytes of one
+	uploadsOfOne  = 64               // uploads of one namespace that are under way or have just ended,
+	uploadsAtOnce = 4                // and those under way
+	uploadIdle    = 30 * time.Second // between two parts
+	objectCost    = 1 << 10          // bytes that an object takes beside its content
+
+	metadataNamespace = "namespace" // of the team that stored an object
 )
 
 // uploads are the objects that processes with a team's credential send in parts.
 type uploads struct {
 	mu     sync.Mutex // guards what follows
 	open   map[uploadKey]*upload
+	taken  map[string]int64 // bytes of what is under way, by namespace
 	closed bool
 }
 
@@ -38,6 +43,10 @@ type upload struct {
 	idle   *time.Timer
 	doneCh chan struct{} // closed when the store has answered, with err
 	err    error
+
+	// What follows is guarded by the lock of uploads.
+	room    int64 // bytes that the namespace may store, with what is under way
+	counted int64 // as n
 }
 
 // add takes a part. One that has been taken already, because its answer was lost, is passed over.
@@ -54,14 +63,18 @@ func (u *uploads) add(ctx context.Context, store *ObjectStore, c bus.Caller, q d
 	one.idle.Reset(uploadIdle)
 	end := q.Offset + int64(len(q.Data))
 	switch {
-	case q.Offset == one.n && end <= uploadMost:
+	case q.Offset == one.n:
+		if err := u.take(c.Namespace, one, int64(len(q.Data))); err != nil {
+			_ = one.to.CloseWithError(err)
+			return err
+		}
 		if _, err := one.to.Write(q.Data); err != nil { // ends with the idle timer, or the store
 			return bus.Errorf(bus.CodeUnavailable, "store object %s: %w", q.Object, err)
 		}
 		one.sum.Write(q.Data)
 		one.n = end
-	case end > uploadMost || end != one.n:
-		err := bus.Errorf(bus.CodeInvalid, "store object %s: a part from %d to %d after %d bytes; an object has at most %d", q.Object, q.Offset, end, one.n, uploadMost)
+	case end != one.n:
+		err := bus.Errorf(bus.CodeInvalid, "store object %s: a part from %d to %d after %d bytes", q.Object, q.Offset, end, one.n)
 		_ = one.to.CloseWithError(err)
 		return err
 	}
@@ -89,6 +102,13 @@ func (u *uploads) find(ctx context.Context, store *ObjectStore, c bus.Caller, q 
 		return nil, store.error("store", q.Object, err)
 	}
 	key := uploadKey{c.Namespace, c.ID, q.ID}
+	if one := u.known(key); one != nil {
+		return one, nil
+	}
+	room, err := roomOf(ctx, js, store.cfg, c.Namespace)
+	if err != nil {
+		return nil, store.error("store", q.Object, err)
+	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if one := u.open[key]; one != nil {
@@ -97,33 +117,83 @@ func (u *uploads) find(ctx context.Context, store *ObjectStore, c bus.Caller, q 
 	if q.Offset != 0 || u.closed {
 		return nil, bus.Errorf(bus.CodeUnavailable, "store object %s: the head has not received what comes before byte %d; store it again", q.Object, q.Offset)
 	}
-	n := 0
+	all, underWay := 0, 0
 	for other, one := range u.open {
+		if other.namespace != c.Namespace {
+			continue
+		}
+		all++
 		select {
 		case <-one.doneCh: // it is kept for a repeated last part
 		default:
-			if other.namespace == c.Namespace {
-				n++
-			}
+			underWay++
 		}
 	}
-	if n >= uploadsOfOne {
-		return nil, bus.Errorf(bus.CodeBusy, "the head takes %d objects of namespace %s already", n, c.Namespace)
+	if all >= uploadsOfOne || underWay >= uploadsAtOnce {
+		return nil, bus.Errorf(bus.CodeBusy, "the head takes %d objects of namespace %s already", underWay, c.Namespace)
 	}
 	from, to := io.Pipe()
-	one := &upload{to: to, sum: sha256.New(), doneCh: make(chan struct{})}
+	one := &upload{to: to, sum: sha256.New(), room: room, doneCh: make(chan struct{})}
 	one.idle = time.AfterFunc(uploadIdle, bus.Guard(func() { _ = to.CloseWithError(context.DeadlineExceeded) }))
 	u.open[key] = one
 	bus.Go(func() {
-		_, err := js.Put(context.Background(), jetstream.ObjectMeta{Name: q.Object}, from) // ends with the pipe
+		_, err := js.Put(context.Background(), jetstream.ObjectMeta{Name: q.Object, Metadata: map[string]string{metadataNamespace: c.Namespace}}, from) // ends with the pipe
 		if err != nil {
 			one.err = store.error("store", q.Object, err)
 			_ = from.CloseWithError(err)
 		}
+		u.release(c.Namespace, one)
 		close(one.doneCh)
 		time.AfterFunc(uploadIdle, bus.Guard(func() { u.drop(key) })) // the last part may come again
 	})
 	return one, nil
+}
+
+func (u *uploads) known(key uploadKey) *upload {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.open[key]
+}
+
+// take counts bytes that are about to be stored, and refuses more than there is room for.
+func (u *uploads) take(namespace string, one *upload, n int64) error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.taken[namespace]+n > one.room {
+		return bus.Errorf(bus.CodeNoSpace, "namespace %s stores more objects than a quarter of their store; they are dropped when they are old", namespace)
+	}
+	u.taken[namespace] += n
+	one.counted += n
+	return nil
+}
+
+// release ends the count of an upload that has ended. The others of the namespace have less room: its bytes are stored now.
+func (u *uploads) release(namespace string, one *upload) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for key, other := range u.open {
+		if key.namespace == namespace {
+			other.room -= one.counted + objectCost
+		}
+	}
+	if u.taken[namespace] -= one.counted; u.taken[namespace] <= 0 {
+		delete(u.taken, namespace)
+	}
+}
+
+// roomOf is how many bytes a namespace may still store: a quarter of the store is its own.
+func roomOf(ctx context.Context, js jetstream.ObjectStore, cfg ObjectStoreConfig, namespace string) (int64, error) {
+	all, err := js.List(ctx)
+	if err != nil && !errors.Is(err, jetstream.ErrNoObjectsFound) {
+		return 0, err
+	}
+	room := cfg.MaxBytes / 4
+	for _, info := range all {
+		if info.Metadata[metadataNamespace] == namespace {
+			room -= int64(info.Size) + objectCost
+		}
+	}
+	return room, nil
 }
 
 func (u *uploads) drop(key uploadKey) {
