@@ -91,7 +91,7 @@ func Serve(ctx context.Context, cfg Config) (stop func(), err error) {
 		cancel()
 		return nil, err
 	}
-	unhear, err := cfg.Bus.HearDoor(sessionsDoor, func() bool { return true }, s.askedAtDoor) // only a head that leads has a handle
+	unhear, err := cfg.Bus.HearDoor(sessionsDoor, cfg.Desk.Leads, s.askedAtDoor) // another head does not know whose rights the service has
 	if err != nil {
 		_ = sub.Unsubscribe() // fails only if the connection is closed
 		cancel()
