@@ -21,8 +21,10 @@ const (
 	AnnounceEvery = 5 * time.Second
 	// forgetAfter is how long an agent checks the process of a driver that says nothing any more.
 	forgetAfter = 3*AnnounceEvery + time.Second
-	// maxHostDrivers bounds the drivers that an agent checks; it does not see the exits of more, but the head misses their inboxes.
+	// maxHostDrivers bounds the drivers that an agent checks, and maxOfNamespace those of one namespace; it does not see the exits of more, but
+	// the head misses their inboxes.
 	maxHostDrivers = 4096
+	maxOfNamespace = 1024
 )
 
 // announcement is what a driver, or a worker that has created roles, tells the agents of its host.
@@ -128,7 +130,7 @@ func (h *hostMonitor) run(ctx context.Context) {
 			return
 		case one := <-h.newsCh:
 			key := one.space + "." + one.Session
-			if h.all[key] != nil || len(h.all) < maxHostDrivers {
+			if h.all[key] != nil || h.hasRoom(one.space) {
 				h.all[key] = &one
 			}
 		case id := <-h.ExitedCh:
@@ -144,6 +146,20 @@ func (h *hostMonitor) run(ctx context.Context) {
 			h.ender.dropProofs(now)
 		}
 	}
+}
+
+// hasRoom reports whether another driver of a namespace is checked.
+func (h *hostMonitor) hasRoom(namespace string) bool {
+	if len(h.all) < maxOfNamespace || len(h.all) >= maxHostDrivers {
+		return len(h.all) < maxHostDrivers
+	}
+	n := 0
+	for _, one := range h.all {
+		if one.space == namespace {
+			n++
+		}
+	}
+	return n < maxOfNamespace
 }
 
 // check settles the drivers whose process has exited, and forgets those that say nothing any more.

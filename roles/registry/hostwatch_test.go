@@ -12,6 +12,7 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/bus/kv"
 	"troupe/nodes"
 	"troupe/roles/registry"
 )
@@ -82,28 +83,46 @@ func TestAgentsSeeDriversOfTheirHostExit(t *testing.T) {
 	require.Equal(t, "its process has exited", v.Why)
 }
 
-// An announcement ends no lease of a process that lives, and none of another namespace.
+// An announcement ends no lease of a process that lives, and none of another namespace. That the watch has looked is known by the leases of a
+// process that is gone: when the second has ended, each driver that was announced before the first has been checked.
 func TestAnnouncementsAloneEndNothing(t *testing.T) {
 	b, reg := open(t)
-	for _, session := range []string{"lives", "elsewhere"} {
-		lease, err := reg.AcquireLease(t.Context(), session, "me", time.Hour, nil)
+	release := func(lease *kv.Lease, err error) {
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = lease.Release(context.Background()) })
 	}
+	for _, session := range []string{"lives", "elsewhere"} {
+		release(reg.AcquireLease(t.Context(), session, "me", time.Hour, nil))
+	}
 	cmd := exec.Command("sleep", "1000")
 	require.NoError(t, cmd.Start())
-	watchHost(t, registry.HostWatch{Bus: b})
-	for namespace, session := range map[string]string{"default": "lives", "other": "elsewhere", "third": "unknown"} {
-		subject, data, err := registry.Announcement(namespace, session, cmd.Process.Pid)
+	said := func(namespace, session string) []byte {
+		_, data, err := registry.Announcement(namespace, session, cmd.Process.Pid)
 		require.NoError(t, err)
-		for _, data := range [][]byte{data, nil, []byte("{"), []byte(`{"session":"a.*"}`), []byte(`{"session":"lives","process":{"pid":-1}}`)} {
-			require.NoError(t, b.Publish(subject, data))
+		return data
+	}
+	subject := map[string]string{}
+	for _, namespace := range []string{"default", "other", "third"} {
+		subject[namespace], _, _ = registry.Announcement(namespace, "x", cmd.Process.Pid)
+	}
+	lies := map[string][]byte{"default": said("default", "lives"), "other": said("other", "elsewhere"), "third": said("third", "unknown")}
+	var gone [][]byte
+	for _, session := range []string{"gone-1", "gone-2"} {
+		release(reg.LeaseOf(t.Context(), session, cmd.Process.Pid))
+		gone = append(gone, said("default", session))
+	}
+	watchHost(t, registry.HostWatch{Bus: b})
+	for namespace, lie := range lies {
+		for _, data := range [][]byte{lie, nil, []byte("{"), []byte(`{"session":"a.*"}`), []byte(`{"session":"lives","process":{"pid":-1}}`)} {
+			require.NoError(t, b.Publish(subject[namespace], data))
 		}
 	}
-	require.NoError(t, b.Flush(t.Context()))
 	require.NoError(t, cmd.Process.Kill())
-	_ = cmd.Wait()          // its error is the signal
-	time.Sleep(time.Second) // the watch checks processes four times
+	_ = cmd.Wait() // its error is the signal
+	for i, session := range []string{"gone-1", "gone-2"} {
+		require.NoError(t, b.Publish(subject["default"], gone[i]))
+		require.Eventually(t, func() bool { return !reg.DriverAlive(t.Context(), session) }, 30*time.Second, 10*time.Millisecond)
+	}
 	for _, session := range []string{"lives", "elsewhere"} {
 		require.True(t, reg.DriverAlive(t.Context(), session), session)
 	}
