@@ -2,7 +2,6 @@ package placement_test
 
 import (
 	"context"
-	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -25,10 +24,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	if err := flag.Set("test.parallel", "6"); err != nil { // the parallel tests wait for leases most of the time
-		panic(err)
-	}
-	bustest.Main(m)
+	bustest.MainOverlapping(m, 6)
 }
 
 // serve runs a service until its standard input ends.

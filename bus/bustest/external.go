@@ -2,6 +2,7 @@ package bustest
 
 import (
 	"bufio"
+	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -36,6 +37,20 @@ func Main(m *testing.M) {
 		goleak.IgnoreTopFunction("github.com/nats-io/nats-server/v2/server.(*fileStore).flushStreamStateLoop"),
 		goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server/ats.Register.func1"),
 	)
+}
+
+// MainOverlapping is Main for tests that wait most of the time, for processes and for leases: at most n of them run at once, however few cores
+// there are. The flag -parallel overrides it.
+func MainOverlapping(m *testing.M, n int) {
+	flag.Parse()
+	set := false
+	flag.Visit(func(f *flag.Flag) { set = set || f.Name == "test.parallel" })
+	if !set {
+		if err := flag.Set("test.parallel", strconv.Itoa(n)); err != nil {
+			panic(err) // a flag of package testing
+		}
+	}
+	Main(m)
 }
 
 // serveIfAsked does nothing, except in a process that External started: there it serves until its standard input is

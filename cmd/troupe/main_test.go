@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -50,11 +49,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, drive(url))
 		os.Exit(1)
 	}
-	flag.Parse()
-	if err := flag.Set("test.parallel", "6"); err != nil { // parallel tests wait for processes, not for a CPU
-		panic(err)
-	}
-	bustest.Main(m)
+	bustest.MainOverlapping(m, 6)
 }
 
 // shell runs commands with its own environment and state folder.
