@@ -2,8 +2,7 @@
 
 package calls_test
 
-// underRace: the race detector multiplies memory and slows receivers. Bounds on memory and on repeated bytes are looser
-// with it.
+// underRace: the race detector multiplies memory and slows receivers. Bounds on memory are looser with it.
 const underRace = true
 
 // fewer divides the sizes of large transfers, which the race detector makes slow.

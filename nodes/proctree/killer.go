@@ -138,10 +138,10 @@ func treesOf(asks map[string]killRequest, known markers) (found map[string][]int
 			marker, mine = members[pid]
 		}
 		if !mine {
-			var none bool
-			marker, none = known.of(pid)
+			var executing bool
+			marker, executing = known.of(pid)
 			_, mine = asks[marker]
-			unclear = unclear || none && executing(pid)
+			unclear = unclear || executing
 		}
 		if mine && !zombie(pid) {
 			found[marker] = append(found[marker], pid)
@@ -154,16 +154,29 @@ func treesOf(asks map[string]killRequest, known markers) (found map[string][]int
 // markers is what earlier scans have read. A process without a marker is read again: it may have none for a moment.
 type markers map[int]string
 
-// of is the marker of a process; none: it has no environment at all.
-func (m markers) of(pid int) (marker string, none bool) {
+// of is the marker of a process. One that is about to execute another program has memory, which a thread of the kernel has not, and no
+// environment yet.
+func (m markers) of(pid int) (marker string, executing bool) {
+	const size, envEnd = 20, 48
 	if marker, known := m[pid]; known {
 		return marker, false
 	}
-	env, err := readProc(pid, "environ", environSize)
-	if marker = markerIn(env); marker != "" {
-		m[pid] = marker
+	for range 2 { // it may be about to at the first look, and have done so at the second
+		env, err := readProc(pid, "environ", environSize)
+		if marker = markerIn(env); marker != "" {
+			m[pid] = marker
+			return marker, false
+		}
+		if err != nil || len(env) > 0 {
+			return "", false
+		}
+		if stat := statOf(pid); len(stat) <= envEnd || stat[size] == "0" {
+			return "", false
+		} else if stat[envEnd] == "0" {
+			return "", true
+		}
 	}
-	return marker, err == nil && len(env) == 0
+	return "", false
 }
 
 // keep forgets processes that have ended: their numbers may be given again, though not before the next scan.
@@ -228,11 +241,11 @@ func marked(want func(marker string) bool) (found map[string][]int, unclear bool
 		if pid == self {
 			continue
 		}
-		m, none := markers{}.of(pid)
+		m, executing := markers{}.of(pid)
 		if m != "" && want(m) {
 			found[m] = append(found[m], pid)
 		}
-		unclear = unclear || none && executing(pid)
+		unclear = unclear || executing
 	}
 	return found, unclear
 }
@@ -241,14 +254,6 @@ func marked(want func(marker string) bool) (found map[string][]int, unclear bool
 func zombie(pid int) bool {
 	stat := statOf(pid)
 	return len(stat) == 0 || stat[0] == "Z" || stat[0] == "X"
-}
-
-// executing reports whether a process without an environment is about to execute another program: it has memory, which a thread of the kernel has
-// not, and where its environment will be is open.
-func executing(pid int) bool {
-	const size, envEnd = 20, 48
-	stat := statOf(pid)
-	return len(stat) > envEnd && stat[size] != "0" && stat[envEnd] == "0"
 }
 
 // statOf is what the kernel says of a process, from its state on; empty: it is gone.
