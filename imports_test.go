@@ -48,7 +48,7 @@ var allowed = map[string][]string{
 	"roles":                   {"bus", "bus/calls", "bus/values", "bus/wire", "bus/kv", "bus/stream", "bus/recorder", "bus/recorder/otlp", "actors", "actors/timeline", "dispatch", "dispatch/plan", "placement", "gpu", "nodes", "nodes/evidence", "nodes/folders", "roles/display", "roles/life", "roles/registry", "roles/rendezvous", "internal/terminal"},
 	"roles/display":           {"nodes", "internal/terminal"},
 	"roles/life":              nil,
-	"roles/registry":          {"bus", "bus/wire", "bus/kv", "bus/stream", "actors", "dispatch", "nodes", "nodes/evidence"},
+	"roles/registry":          {"bus", "bus/wire", "bus/kv", "bus/stream", "actors", "dispatch", "nodes", "nodes/evidence", "nodes/protocol"},
 	"roles/rendezvous":        {"bus", "roles/registry"},
 	"roles/router":            {"bus", "bus/wire", "dispatch", "roles"},
 	"roles/sessions":          {"bus", "bus/wire", "bus/kv", "actors", "dispatch", "placement", "placement/planner", "nodes", "roles", "roles/registry", "roles/sessions/book"},

@@ -29,7 +29,7 @@ type authenticator struct {
 	mu      sync.Mutex // guards what follows
 	opened  bool       // credentials are accepted
 	revoked map[string]struct{}
-	teams   map[string]time.Time // credentials of teams that were issued by command: when they expire
+	parents map[string]time.Time // credentials that have workers, of teams and agents, as far as they are in the store: when they expire
 }
 
 // Check is called by the server for each connection.
@@ -67,33 +67,33 @@ func (a *authenticator) Check(client server.ClientAuthentication) bool {
 
 func equal(a, b string) bool { return subtle.ConstantTimeCompare([]byte(a), []byte(b)) == 1 }
 
-// accept refuses a credential that is revoked, and returns when its connection ends. That of a team's worker ends with the team's.
+// accept refuses a credential that is revoked, and returns when its connection ends. That of a worker ends with that of its team or agent.
 func (a *authenticator) accept(c Credential) (until time.Time, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	team := teamOf(c.ID)
+	parent := parentOf(c.ID)
 	_, revoked := a.revoked[c.ID]
-	if _, too := a.revoked[team]; revoked || too || !a.opened {
+	if _, too := a.revoked[parent]; revoked || too || !a.opened {
 		return until, Errorf(CodeRefused, "the credential is revoked")
 	}
-	if until = c.Expires; team == c.ID {
+	if until = c.Expires; parent == c.ID {
 		return until, nil
 	}
-	end, known := a.teams[team]
+	end, known := a.parents[parent]
 	switch {
 	case !known, !end.IsZero() && !time.Now().Before(end):
-		return until, Errorf(CodeRefused, "the team's credential has ended")
+		return until, Errorf(CodeRefused, "the credential of its team or agent has ended")
 	case until.IsZero(), !end.IsZero() && end.Before(until):
 		until = end
 	}
 	return until, nil
 }
 
-// revoke replaces the set of revoked credentials, and ends the connections of those that are new in it, and of the workers of such teams.
-func (a *authenticator) revoke(ids map[string]struct{}, teams map[string]time.Time) {
+// revoke replaces the set of revoked credentials, and ends the connections of those that are new in it, and of their workers.
+func (a *authenticator) revoke(ids map[string]struct{}, parents map[string]time.Time) {
 	a.mu.Lock()
 	before := a.revoked
-	a.opened, a.revoked, a.teams = true, maps.Clone(ids), maps.Clone(teams)
+	a.opened, a.revoked, a.parents = true, maps.Clone(ids), maps.Clone(parents)
 	a.mu.Unlock()
 	fresh := func(id string) bool {
 		_, now := ids[id]
@@ -110,7 +110,7 @@ func (a *authenticator) revoke(ids map[string]struct{}, teams map[string]time.Ti
 			return // the server is ending
 		}
 		for _, conn := range list.Conns {
-			if id := conn.AuthorizedUser; fresh(id) || fresh(teamOf(id)) {
+			if id := conn.AuthorizedUser; fresh(id) || fresh(parentOf(id)) {
 				ended = append(ended, conn.Cid)
 			}
 		}
@@ -138,12 +138,12 @@ func (a *authenticator) heard(log *slog.Logger, msg string) bool {
 	return true
 }
 
-// AcceptCredentials has the embedded server accept credentials, except those of these ids, and ends their connections. Those of a team's workers
-// are accepted while the team's own is among teams, with the time when it expires; zero: never. Before the first call the server accepts its
+// AcceptCredentials has the embedded server accept credentials, except those of these ids, and ends their connections. Those of workers
+// are accepted while that of their team or agent is among parents, with the time when it expires; zero: never. Before the first call the server accepts its
 // token alone. It does nothing without an embedded server with a token.
-func (b *Bus) AcceptCredentials(revoked map[string]struct{}, teams map[string]time.Time) {
+func (b *Bus) AcceptCredentials(revoked map[string]struct{}, parents map[string]time.Time) {
 	if b.srv != nil && b.srv.auth != nil {
-		b.srv.auth.revoke(revoked, teams)
+		b.srv.auth.revoke(revoked, parents)
 	}
 }
 

@@ -287,7 +287,7 @@ func (b *Bus) options() (nats.Options, error) {
 	if cfg.Token != "" {
 		opts = append(opts, nats.Token(cfg.Token))
 	}
-	if c, ok := ownCredential(cfg.Token); ok {
+	if c, ok := ReadCredential(cfg.Token); ok {
 		opts = append(opts, nats.CustomInboxPrefix(c.inboxPrefix()))
 	}
 	if cfg.user != "" {
@@ -367,8 +367,8 @@ func (b *Bus) asyncError(nc *nats.Conn, sub *nats.Subscription, err error) {
 		}
 		err = fmt.Errorf("the server refuses the connection: %s (%w)", why, err)
 	}
-	if c, ok := ownCredential(b.cfg.Token); ok && errors.Is(err, nats.ErrPermissionViolation) {
-		err = fmt.Errorf("the credential of this process (%s of namespace %s) does not permit it; docs/security.md lists what it permits (%w)", c.Kind, c.Namespace, err)
+	if c, ok := ReadCredential(b.cfg.Token); ok && errors.Is(err, nats.ErrPermissionViolation) {
+		err = fmt.Errorf("the credential of this process (%s %s%s) does not permit it; docs/security.md lists what it permits (%w)", c.Kind, c.Namespace, c.Node, err)
 	}
 	subject := ""
 	if sub != nil {

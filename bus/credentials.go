@@ -5,8 +5,10 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -18,6 +20,8 @@ type CredentialKind string
 const (
 	TeamCredential   CredentialKind = "team"   // of the drivers of one namespace, and of their workers
 	WorkerCredential CredentialKind = "worker" // of one worker process, in one namespace
+	AgentCredential  CredentialKind = "agent"  // of the agent of one machine
+	JoinCredential   CredentialKind = "join"   // of machines that are to become nodes: each gets the credential of an agent for it
 	ViewerCredential CredentialKind = "viewer" // reading the page and the metrics; no connection to the bus
 	PageCredential   CredentialKind = "page"   // of a browser that has shown the token: the cookie of the page
 )
@@ -29,12 +33,39 @@ type Credential struct {
 	Kind      CredentialKind `json:"kind"`
 	Namespace string         `json:"namespace,omitempty"` // of a team or a worker
 	Name      string         `json:"name,omitempty"`      // what it is for, for lists
+	Node      string         `json:"node,omitempty"`      // of an agent
+	Nodes     int            `json:"nodes,omitempty"`     // of an agent with several simulated nodes, see NodeName; zero: one
+	Host      string         `json:"host,omitempty"`      // of an agent: the word under which drivers of its host say that they live
 	Issued    time.Time      `json:"issued"`
 	Expires   time.Time      `json:"expires,omitzero"` // zero: never
 }
 
-// Rights are the subjects of a kind of credential, in which <namespace> and <id> are those of the credential. What is in PublishNot is
-// refused though Publish has it.
+// NodeName is the name of one of n nodes of an agent.
+func NodeName(name string, i, n int) string {
+	if n <= 1 {
+		return name
+	}
+	return name + "-" + strconv.Itoa(i)
+}
+
+// nodesMost bounds the simulated nodes of an agent's credential.
+const nodesMost = 256
+
+// NodeNames are the nodes of an agent.
+func (c Credential) NodeNames() (names []string) {
+	for i := range max(1, c.Nodes) {
+		names = append(names, NodeName(c.Node, i, c.Nodes))
+	}
+	return names
+}
+
+// place is the part of a subject that says which agent is asking.
+func (c Credential) place() string {
+	return c.Node + "." + strconv.Itoa(max(1, c.Nodes)) + "." + c.Host
+}
+
+// Rights are the subjects of a kind of credential, in which <namespace>, <id> and <host> are those of the credential; one with <node> stands for
+// one for each of its nodes, and <agent> is <node>.<number of nodes>.<host>. What is in PublishNot is refused though Publish has it.
 type Rights struct {
 	Kind       CredentialKind
 	For        string
@@ -74,6 +105,19 @@ func CredentialRights() []Rights {
 			Hear:       []string{run + ".>", "_INBOX_<id>.>"},
 			HTTP:       "nothing",
 		},
+		{
+			Kind: AgentCredential, For: "the agent of one machine",
+			Publish: []string{
+				nodesRoot + ".beat.<node>", NodesHead(), doorsRoot + "." + NodesNamespace + ".<id>.*.<agent>", tokenRoot + ".*.*.*.exit", tokenRoot + ".*.*.*.output",
+				"_INBOX.>", replyAll(NodesNamespace, "*"), // answers to holders of the token, who alone may ask it
+			},
+			Hear: []string{
+				NodeDo("<node>"), NodeAsk("<node>"), NodeAsk(""), NodesEnd(), tokenRoot + ".*.@host.<host>",
+				"_INBOX_<id>.>", replyAll(NodesNamespace, "<id>"), ReplySubject("*", "<id>", "*"),
+			},
+			HTTP: "nothing",
+		},
+		{Kind: JoinCredential, For: "a machine that is to become a node", Publish: []string{joinsRoot + ".<id>." + joinDoor}, Hear: []string{"_INBOX_<id>.>"}, HTTP: "nothing"},
 		{Kind: ViewerCredential, For: "people who look, and Prometheus", HTTP: "reads the page and the metrics"},
 		{Kind: PageCredential, For: "a browser that has shown the token (a cookie of twelve hours)", HTTP: "the page and the metrics"},
 	}
@@ -81,17 +125,24 @@ func CredentialRights() []Rights {
 
 // rights are the subjects of the credential. Its names have been checked.
 func (c Credential) rights() (r Rights, ok bool) {
-	fill := strings.NewReplacer("<namespace>", c.Namespace, "<id>", c.ID)
-	for _, r := range CredentialRights() {
-		if r.Kind != c.Kind {
-			continue
-		}
-		for _, subjects := range [][]string{r.Publish, r.PublishNot, r.Hear} {
-			for i := range subjects {
-				subjects[i] = fill.Replace(subjects[i])
+	words := strings.NewReplacer("<namespace>", c.Namespace, "<id>", c.ID, "<host>", c.Host, "<agent>", c.place())
+	fill := func(subjects []string) (out []string) {
+		for _, s := range subjects {
+			if s = words.Replace(s); !strings.Contains(s, "<node>") {
+				out = append(out, s)
+				continue
+			}
+			for _, name := range c.NodeNames() {
+				out = append(out, strings.ReplaceAll(s, "<node>", name))
 			}
 		}
-		return r, true
+		return out
+	}
+	for _, r := range CredentialRights() {
+		if r.Kind == c.Kind {
+			r.Publish, r.PublishNot, r.Hear = fill(r.Publish), fill(r.PublishNot), fill(r.Hear)
+			return r, true
+		}
 	}
 	return Rights{}, false
 }
@@ -102,8 +153,16 @@ const (
 )
 
 func (c Credential) check() error {
-	if _, ok := c.rights(); !ok {
-		return Errorf(CodeInvalid, "credential: the kind %q is not known; give %s, %s or %s", c.Kind, TeamCredential, ViewerCredential, WorkerCredential)
+	if !slices.ContainsFunc(CredentialRights(), func(r Rights) bool { return r.Kind == c.Kind }) {
+		return Errorf(CodeInvalid, "credential: the kind %q is not known; give %s, %s, %s, %s or %s", c.Kind, TeamCredential, JoinCredential, AgentCredential, ViewerCredential, WorkerCredential)
+	}
+	if c.Kind == AgentCredential {
+		if err := errors.Join(CheckName("node", c.Node), CheckName("host", c.Host)); err != nil {
+			return err
+		}
+		if c.Nodes < 0 || c.Nodes > nodesMost {
+			return Errorf(CodeInvalid, "credential: one of an agent is for 1 to %d nodes, not %d", nodesMost, c.Nodes)
+		}
 	}
 	if c.Kind == WorkerCredential || c.Kind == TeamCredential {
 		if err := CheckName("namespace", c.Namespace); err != nil {
@@ -186,9 +245,9 @@ func readClaims(claims string) (c Credential, err error) {
 	return c, nil
 }
 
-// ownCredential is the credential that a client connects with, as it says itself; false for a token.
-func ownCredential(token string) (Credential, bool) {
-	claims, _, ok := splitCredential(token)
+// ReadCredential is what a text says of itself; false for a token. Only the server can check it.
+func ReadCredential(text string) (Credential, bool) {
+	claims, _, ok := splitCredential(text)
 	if !ok {
 		return Credential{}, false
 	}
@@ -202,13 +261,18 @@ func ForWorker(team, namespace string) Credential {
 	return Credential{Kind: TeamCredential, ID: team + workerMark + NewID(), Namespace: namespace}
 }
 
-// workerMark separates the id of a team's credential from what is added for a worker of the team.
+// ForConfined is the credential of a confined worker on a node whose agent has a credential of this id: it ends with that one.
+func ForConfined(agent, namespace string) Credential {
+	return Credential{Kind: WorkerCredential, ID: agent + workerMark + NewID(), Namespace: namespace}
+}
+
+// workerMark separates the id of a team's or an agent's credential from what is added for a worker.
 const workerMark = "-"
 
-// teamOf is the id of the credential from which that of a worker is made; the id itself for any other.
-func teamOf(id string) string {
-	team, _, _ := strings.Cut(id, workerMark)
-	return team
+// parentOf is the id of the credential with which that of a worker ends; the id itself for any other.
+func parentOf(id string) string {
+	parent, _, _ := strings.Cut(id, workerMark)
+	return parent
 }
 
 // inboxPrefix is where the answers to a credential's requests go. Nobody else may hear those of a worker; those of a team lie in its namespace,
@@ -220,6 +284,9 @@ func (c Credential) inboxPrefix() string {
 	return "_INBOX_" + c.ID
 }
 
+// OwnToken is the text with which this connection was made; empty: it has a credentials file, or none.
+func (b *Bus) OwnToken() string { return b.cfg.Token }
+
 // IssueCredential is Issue with the token of this connection, or of the embedded server.
 func (b *Bus) IssueCredential(c Credential) (string, Credential, error) { return c.Issue(b.cfg.Token) }
 
@@ -227,7 +294,7 @@ func (b *Bus) IssueCredential(c Credential) (string, Credential, error) { return
 func CredentialTable() string {
 	var out strings.Builder
 	out.WriteString("| kind | for | publishes | but not | hears | JetStream | HTTP |\n|---|---|---|---|---|---|---|\n")
-	out.WriteString("| the token | the head, agents, drivers, operators | everything | | everything | everything | the page and the metrics |\n")
+	out.WriteString("| the token | the head, operators, and agents and drivers without a credential | everything | | everything | everything | the page and the metrics |\n")
 	cell := func(subjects []string) string {
 		if len(subjects) == 0 {
 			return "nothing"

@@ -3,6 +3,7 @@ package bus_test
 import (
 	"context"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -78,19 +79,44 @@ func said(kind bus.CredentialKind) []string {
 	}
 }
 
-// A hostile worker or driver publishes to everything outside its row, and subscribes to everything outside: nothing arrives, everything is counted.
+// outside are the subjects that a hostile process with a credential of a kind tries: to publish, and to hear.
+func outside(c bus.Credential) (publish, hear []string) {
+	all := foreign(c.ID)
+	if c.Kind != bus.AgentCredential {
+		return append(all, said(c.Kind)...), all
+	}
+	own := bus.Address{Namespace: "good", Role: "actor", Incarnation: "one"} // agents say how workers of any namespace end
+	for _, subject := range all {
+		switch subject {
+		case own.Exit(), own.Output(), bus.NodesHead(), "_INBOX.of.others", bus.ReplySubject(bus.NodesNamespace, "SESSION", "in"):
+			hear = append(hear, subject)
+		case bus.NodesEnd(), bus.NodeAsk(""):
+			publish = append(publish, subject)
+		default:
+			publish, hear = append(publish, subject), append(hear, subject)
+		}
+	}
+	publish = append(publish, bus.NodeBeat("mine-2"), bus.NodeBeat("mine"), "troupe.@doors.@nodes."+c.ID+".kv.mine.2.OTHERHOST", "troupe.@doors.@nodes."+c.ID+".kv.box.1.HOST", "troupe.@doors.@nodes.OTHER.kv.mine.2.HOST", own.Log(0))
+	return publish, append(hear, bus.NodeDo("mine"), "troupe.good.@host.OTHERHOST", bus.ReplySubject(bus.NodesNamespace, "OTHER", "in"))
+}
+
+// A hostile worker, driver or agent publishes to everything outside its row, and subscribes to everything outside: nothing arrives, everything is counted.
 // The same attempts with the head's token arrive.
 func TestHostileCredential(t *testing.T) {
 	t.Parallel()
-	for _, kind := range []bus.CredentialKind{bus.WorkerCredential, bus.TeamCredential} {
+	for _, kind := range []bus.CredentialKind{bus.WorkerCredential, bus.TeamCredential, bus.AgentCredential} {
 		t.Run(string(kind), func(t *testing.T) { hostile(t, kind) })
 	}
 }
 
 func hostile(t *testing.T, kind bus.CredentialKind) {
 	b := withCredentials(t)
-	text, c := issue(t, bus.Credential{Kind: kind, Namespace: "evil"})
-	forbidden := append(foreign(c.ID), said(kind)...)
+	want, marker, own := bus.Credential{Kind: kind, Namespace: "evil"}, "troupe.evil.marker", "troupe.evil.actor.one.rank.0"
+	if kind == bus.AgentCredential {
+		want, marker, own = bus.Credential{Kind: kind, Node: "mine", Nodes: 2, Host: "HOST"}, bus.NodeBeat("mine-0"), bus.NodeDo("mine-1")
+	}
+	text, c := issue(t, want)
+	forbidden, unheard := outside(c)
 
 	var mu sync.Mutex
 	heard := map[string]string{}
@@ -105,7 +131,7 @@ func hostile(t *testing.T, kind bus.CredentialKind) {
 	require.NoError(t, b.Conn().Flush())
 	evil, head := attacker(t, b, text), attacker(t, b, headToken)
 	everyone := func(sender string, nc *nats.Conn) {
-		for _, subject := range append([]string{"troupe.evil.marker"}, forbidden...) {
+		for _, subject := range append([]string{marker}, forbidden...) {
 			require.NoError(t, nc.Publish(subject, []byte(sender)))
 		}
 		require.NoError(t, nc.Flush())
@@ -113,12 +139,12 @@ func hostile(t *testing.T, kind bus.CredentialKind) {
 			require.NoError(t, b.Conn().Flush())
 			mu.Lock()
 			defer mu.Unlock()
-			return heard["troupe.evil.marker"] == sender
+			return heard[marker] == sender
 		}, time.Minute, time.Millisecond)
 	}
 	before := b.Denied()
 	everyone("worker", evil)
-	require.NoError(t, evil.Publish("troupe.evil.last", []byte("worker"))) // on the same connection: what was before it has been handled
+	require.NoError(t, evil.Publish(marker, []byte("worker"))) // on the same connection: what was before it has been handled
 	require.NoError(t, evil.Flush())
 	require.NoError(t, b.Conn().Flush())
 	mu.Lock()
@@ -136,7 +162,7 @@ func hostile(t *testing.T, kind bus.CredentialKind) {
 	require.NoError(t, watch.Unsubscribe())
 
 	got := make(chan *nats.Msg, 1024)
-	wide := append(foreign(c.ID), ">", "*.>", "troupe.>", "troupe.*.>", "troupe.*.*.*.rank.*", "troupe.*.reply.>", "_INBOX.>", "_INBOX_*.>", "$JS.>", "$KV.>", "$SYS.>", "*")
+	wide := append(slices.Clone(unheard), ">", "*.>", "troupe.>", "troupe.*.>", "troupe.*.*.*.rank.*", "troupe.*.reply.>", "_INBOX.>", "_INBOX_*.>", "$JS.>", "$KV.>", "$SYS.>", "*")
 	before = b.Denied()
 	for _, subject := range wide {
 		_, err := evil.ChanSubscribe(subject, got)
@@ -146,13 +172,13 @@ func hostile(t *testing.T, kind bus.CredentialKind) {
 	}
 	require.NoError(t, evil.Flush())
 	require.EqualValues(t, 2*len(wide), b.Denied()-before)
-	for _, subject := range foreign(c.ID) {
+	for _, subject := range unheard {
 		require.NoError(t, b.Conn().Publish(subject, nil))
 	}
-	mine, err := evil.SubscribeSync("troupe.evil.actor.one.rank.0")
+	mine, err := evil.SubscribeSync(own)
 	require.NoError(t, err)
 	require.NoError(t, evil.Flush())
-	require.NoError(t, b.Conn().Publish("troupe.evil.actor.one.rank.0", []byte("a call")))
+	require.NoError(t, b.Conn().Publish(own, []byte("a call")))
 	m, err := mine.NextMsg(time.Minute)
 	require.NoError(t, err)
 	require.Equal(t, "a call", string(m.Data), "its own calls arrive")
@@ -260,7 +286,7 @@ func TestCredentialsEnd(t *testing.T) {
 	refused(short, "expired")
 }
 
-// The credential of a team's worker is accepted while the team's is, and ends with it.
+// The credential of a worker is accepted while that of its team, or of its agent, is, and ends with it.
 func TestWorkersOfATeamEndWithIt(t *testing.T) {
 	t.Parallel()
 	b := withCredentials(t)

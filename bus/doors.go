@@ -2,6 +2,8 @@ package bus
 
 import (
 	"context"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -9,52 +11,109 @@ import (
 	"troupe/bus/wire"
 )
 
-// Doors are services of the head for processes that have a team's credential: what they need of the store and of agents, of their namespace
-// alone. Who asks is part of the subject, to which the server lets only that credential publish:
+// Doors are services of the head for processes that have a credential: what they need of the store and of others, of their own alone. Who asks
+// is part of the subject, to which the server lets only that credential publish; id is that of the credential:
 //
-//	troupe.@doors.<namespace>.<id>.<door>          a request; id is that of the credential
-//	troupe.@doors.<namespace>.<id>.<door>.<word>   with what it is about, such as a node
-const doorsRoot = tokenRoot + ".@doors"
+//	troupe.@doors.<namespace>.<id>.<door>                       a request of a team
+//	troupe.@doors.<namespace>.<id>.<door>.<word>                with what it is about, such as a node
+//	troupe.@doors.@nodes.<id>.<door>.<node>.<nodes>.<host>      a request of an agent
+//	troupe.@doors.@join.<id>.join                               a request of a machine that is to become a node
+const (
+	doorsRoot = tokenRoot + ".@doors"
+	joinsRoot = doorsRoot + ".@join"
+	joinDoor  = "join"
+)
 
 const (
 	doorMost  = 256              // requests of one door that are handled at a time
-	doorShare = 64               // those of one namespace
+	doorShare = 64               // those of one namespace or agent
 	doorTime  = 30 * time.Second // for one request
 )
 
 // Team is the credential of this connection if it is of the kind team.
 func (b *Bus) Team() (Credential, bool) {
-	c, ok := ownCredential(b.cfg.Token)
+	c, ok := ReadCredential(b.cfg.Token)
 	return c, ok && c.Kind == TeamCredential
+}
+
+// AtDoors is the credential of this connection if it is of a kind that has doors instead of rights to the store.
+func (b *Bus) AtDoors() (Credential, bool) {
+	c, ok := ReadCredential(b.cfg.Token)
+	return c, ok && (c.Kind == TeamCredential || c.Kind == AgentCredential || c.Kind == JoinCredential)
 }
 
 // CredentialID is the id of the credential of this connection; "token" if it is none that Issue has made.
 func (b *Bus) CredentialID() string {
-	if c, ok := ownCredential(b.cfg.Token); ok {
+	if c, ok := ReadCredential(b.cfg.Token); ok {
 		return c.ID
 	}
 	return "token"
 }
 
-// DoorSubject is troupe.@doors.<namespace>.<id>.<door>: where a connection with a team's credential asks.
-func (c Credential) DoorSubject(words ...string) string {
-	return doorsRoot + "." + c.Namespace + "." + c.ID + "." + strings.Join(words, ".")
+// DoorSubject is where a connection with this credential asks. Words after the door are for teams.
+func (c Credential) DoorSubject(door string, words ...string) string {
+	switch c.Kind {
+	case AgentCredential:
+		return doorsRoot + "." + NodesNamespace + "." + c.ID + "." + door + "." + c.place()
+	case JoinCredential:
+		return joinsRoot + "." + c.ID + "." + door
+	}
+	return doorsRoot + "." + c.Namespace + "." + c.ID + "." + strings.Join(append([]string{door}, words...), ".")
 }
 
-// Caller is who asks at a door.
+// doorSubjects are the subjects of the requests at a door.
+func doorSubjects(door string, of CredentialKind) []string {
+	switch of {
+	case AgentCredential:
+		return []string{doorsRoot + "." + NodesNamespace + ".*." + door + ".*.*.*"}
+	case JoinCredential:
+		return []string{joinsRoot + ".*." + door}
+	}
+	return []string{doorsRoot + ".*.*." + door, doorsRoot + ".*.*." + door + ".*"}
+}
+
+// Caller is who asks at a door: the server has checked it.
 type Caller struct {
-	Namespace string
+	Kind      CredentialKind
+	Namespace string // of a team
 	ID        string // of the credential
-	Word      string // what follows the name of the door in the subject
+	Word      string // of a team: what follows the name of the door in the subject
+	Node      string // of an agent, as Nodes and Host, see Credential
+	Nodes     int
+	Host      string
 }
 
 // Team is the id of the team's credential from which that of a worker is made; its own for any other.
-func (c Caller) Team() string { return teamOf(c.ID) }
+func (c Caller) Team() string { return parentOf(c.ID) }
 
-// ServeDoor answers the requests at a door, while serves says so, until stop is called or the bus is closed: one of several heads serves. handle
-// responds itself, to the caller's inbox alone. Requests beyond the bounds, of which one namespace has a part, are answered with CodeBusy in
-// the field err.
-func (b *Bus) ServeDoor(door string, serves func() bool, handle func(ctx context.Context, c Caller, m *Msg)) (stop func(), err error) {
+// Sharer is what bounds are for: a namespace, or an agent.
+func (c Caller) Sharer() string {
+	if c.Kind == TeamCredential {
+		return c.Namespace
+	}
+	return "@" + c.ID
+}
+
+// String describes the caller in an error.
+func (c Caller) String() string {
+	switch c.Kind {
+	case AgentCredential:
+		return "the agent of node " + c.Node
+	case JoinCredential:
+		return "the credential " + c.ID
+	}
+	return "namespace " + c.Namespace
+}
+
+// Has reports whether a node is one of an agent's.
+func (c Caller) Has(node string) bool {
+	return c.Kind == AgentCredential && slices.Contains(Credential{Node: c.Node, Nodes: c.Nodes}.NodeNames(), node)
+}
+
+// ServeDoor answers the requests of one kind of credential at a door, while serves says so, until stop is called or the bus is closed: one of
+// several heads serves. handle responds itself, to the caller's inbox alone. Requests beyond the bounds, of which one namespace or agent has a
+// part, are answered with CodeBusy in the field err.
+func (b *Bus) ServeDoor(door string, of CredentialKind, serves func() bool, handle func(ctx context.Context, c Caller, m *Msg)) (stop func(), err error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var mu sync.Mutex // guards all and open
 	var all int
@@ -64,24 +123,24 @@ func (b *Bus) ServeDoor(door string, serves func() bool, handle func(ctx context
 			return
 		}
 		mu.Lock()
-		busy := all >= doorMost || open[c.Namespace] >= doorShare
+		busy := all >= doorMost || open[c.Sharer()] >= doorShare
 		if !busy {
 			all++
-			open[c.Namespace]++
+			open[c.Sharer()]++
 		}
 		mu.Unlock()
 		if busy {
-			b.refuseAtDoor(m, Errorf(CodeBusy, "the head is answering %d requests of namespace %s; repeat the request later", doorShare, c.Namespace))
+			b.refuseAtDoor(m, Errorf(CodeBusy, "the head is answering as many requests as it does at a time, of %s or of all; repeat the request later", c))
 			return
 		}
 		Go(func() {
 			defer func() {
 				mu.Lock()
 				defer mu.Unlock()
-				if all--; open[c.Namespace] == 1 {
-					delete(open, c.Namespace)
+				if all--; open[c.Sharer()] == 1 {
+					delete(open, c.Sharer())
 				} else {
-					open[c.Namespace]--
+					open[c.Sharer()]--
 				}
 			}()
 			ctx, cancel := context.WithTimeout(ctx, doorTime)
@@ -89,7 +148,7 @@ func (b *Bus) ServeDoor(door string, serves func() bool, handle func(ctx context
 			handle(ctx, c, m)
 		})
 	}
-	unhear, err := b.HearDoor(door, serves, receive)
+	unhear, err := b.HearDoor(door, of, serves, receive)
 	if err != nil {
 		cancel()
 		return nil, err
@@ -99,17 +158,17 @@ func (b *Bus) ServeDoor(door string, serves func() bool, handle func(ctx context
 
 // HearDoor calls handle with each message at a door, while serves says so, until stop is called or the bus is closed: those of one caller in the
 // order in which it sent them. handle must not block.
-func (b *Bus) HearDoor(door string, serves func() bool, handle func(c Caller, m *Msg)) (stop func(), err error) {
+func (b *Bus) HearDoor(door string, of CredentialKind, serves func() bool, handle func(c Caller, m *Msg)) (stop func(), err error) {
 	subscriptions := make([]*Subscription, 0, 2)
 	stop = func() {
 		for _, sub := range subscriptions {
 			_ = sub.Unsubscribe() // fails only on a closed connection
 		}
 	}
-	for _, subject := range []string{doorsRoot + ".*.*." + door, doorsRoot + ".*.*." + door + ".*"} {
+	for _, subject := range doorSubjects(door, of) {
 		sub, err := b.Subscribe(subject, func(m *Msg) {
-			c, ok := readCaller(m.Subject)
-			inbox := Credential{Kind: TeamCredential, Namespace: c.Namespace, ID: c.ID}.inboxPrefix() + "."
+			c, ok := readCaller(m.Subject, of)
+			inbox := Credential{Kind: of, Namespace: c.Namespace, ID: c.ID}.inboxPrefix() + "."
 			if serves() && ok && (m.Reply == "" || strings.HasPrefix(m.Reply, inbox)) {
 				handle(c, m)
 			}
@@ -133,17 +192,28 @@ func (b *Bus) refuseAtDoor(m *Msg, err *Error) {
 	}
 }
 
-// readCaller reads the subject of a request.
-func readCaller(subject string) (Caller, bool) {
+// readCaller reads the subject of a request of a kind of credential.
+func readCaller(subject string, of CredentialKind) (Caller, bool) {
 	words := strings.Split(strings.TrimPrefix(subject, doorsRoot+"."), ".")
-	if len(words) < 3 || len(words) > 4 {
+	if len(words) < 3 {
 		return Caller{}, false
 	}
-	c := Caller{Namespace: words[0], ID: words[1]}
-	if len(words) == 4 {
-		c.Word = words[3]
+	c := Caller{Kind: of, ID: words[1]}
+	switch {
+	case of == AgentCredential && len(words) == 6:
+		c.Node, c.Host = words[3], words[5]
+		var err error
+		c.Nodes, err = strconv.Atoi(words[4])
+		return c, err == nil && words[0] == NodesNamespace && isName(c.ID)
+	case of == JoinCredential && len(words) == 3:
+		return c, isName(c.ID)
+	case of == TeamCredential && len(words) <= 4:
+		if c.Namespace = words[0]; len(words) == 4 {
+			c.Word = words[3]
+		}
+		return c, isName(c.Namespace) && isName(c.ID)
 	}
-	return c, isName(c.Namespace) && isName(c.ID)
+	return Caller{}, false
 }
 
 // DialAs is Dial with a team's credential, which is made from the token of this bus: the connection has the rights of the team, whatever

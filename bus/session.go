@@ -74,6 +74,9 @@ func (b *Bus) NewSession(namespace string) (*Session, error) {
 		bus: b, namespace: namespace, name: NewID(), handled: map[string]func(*Msg){},
 		askCh: make(chan struct{}, 1), workCh: make(chan struct{}, 1), closedCh: make(chan struct{}),
 	}
+	if c, ok := ReadCredential(b.cfg.Token); ok && c.Kind == AgentCredential {
+		s.name = c.ID // it may hear no other inbox, and has one session
+	}
 	s.probePrefix = ReplySubject(namespace, s.name, "probe.")
 	return s, nil
 }

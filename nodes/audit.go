@@ -56,7 +56,7 @@ func (d *EventDoor) actionOf(c bus.Caller, e Event, now time.Time) (Event, bool)
 	return e, true
 }
 
-// publishEvent publishes an event on a subject; that of a team goes to the head's door.
+// publishEvent publishes an event on a subject; that of a process with a credential goes to the head's door.
 func publishEvent(b *bus.Bus, e Event, subject string) error {
 	if e.At.IsZero() {
 		e.At = time.Now().UTC()
@@ -71,8 +71,8 @@ func publishEvent(b *bus.Bus, e Event, subject string) error {
 		return bus.Errorf(bus.CodeInvalid, "event %s: %w", e.Kind, err)
 	}
 	reply := ""
-	if team, ok := b.Team(); ok { // an inbox says that the message is for a door; nothing is answered
-		subject, reply = team.DoorSubject(eventDoor), b.NewInbox()
+	if caller, ok := b.AtDoors(); ok { // an inbox says that the message is for a door; nothing is answered
+		subject, reply = caller.DoorSubject(eventDoor), b.NewInbox()
 	}
 	if err := b.PublishRequest(subject, reply, data); err != nil {
 		return bus.Errorf(bus.CodeUnavailable, "event %s: %w", e.Kind, err)

@@ -3,6 +3,9 @@ package nodes
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
+	"sync"
 	"time"
 
 	"troupe/bus"
@@ -26,14 +29,17 @@ type Client struct {
 	b        *bus.Bus
 	exchange *values.Exchange
 	subject  func(node string) string // of requests to the node's agent
+
+	mu    sync.Mutex // guards needs
+	needs map[string]needs
 }
 
 // NewClient makes a client on a connection that the caller closes.
 func NewClient(b *bus.Bus) *Client {
 	if team, ok := b.Team(); ok { // the head passes its requests on, see Relay
-		return &Client{b, values.NewExchange(b, team.Namespace), func(node string) string { return team.DoorSubject(door, node) }}
+		return &Client{b: b, exchange: values.NewExchange(b, team.Namespace), subject: func(node string) string { return team.DoorSubject(door, node) }}
 	}
-	return &Client{b, values.NewExchange(b, bus.NodesNamespace), bus.NodeDo}
+	return &Client{b: b, exchange: values.NewExchange(b, bus.NodesNamespace), subject: bus.NodeDo, needs: map[string]needs{}}
 }
 
 // Launch starts workers of one role on one node and returns the outcome of each, in their order. A worker that was
@@ -125,9 +131,9 @@ func (c *Client) ask(ctx context.Context, req request) (reply, error) {
 	}
 	ctx, cancel := bounded(ctx)
 	defer cancel()
-	data, err := wire.Marshal(req)
+	data, err := c.encode(req)
 	if err != nil {
-		return reply{}, bus.Errorf(bus.CodeInvalid, "%s on %s: %w", req.Op, req.Node, err)
+		return reply{}, err
 	}
 	var last error
 	heard := time.Now() // the last answer, or when none could arrive
@@ -140,6 +146,11 @@ func (c *Client) ask(ctx context.Context, req request) (reply, error) {
 		switch {
 		case err == nil && r.Err != nil && r.Err.Code == bus.CodeBusy:
 			last, pause = r.Err, waits.Next()
+		case err == nil && r.Needs != nil && c.learn(req.Node, *r.Needs):
+			if data, err = c.encode(req); err != nil {
+				return reply{}, err
+			}
+			continue
 		case err == nil && r.Err != nil:
 			return reply{}, fromAgent(req.Node, r.Err)
 		case err == nil && r.Pending:
@@ -160,6 +171,49 @@ func (c *Client) ask(ctx context.Context, req request) (reply, error) {
 			return reply{}, unanswered(ctx, req, last)
 		}
 	}
+}
+
+// encode encodes a request. Workers of a launch get what they connect with, if the node's agent is known to need that: of a team, or confined,
+// a credential; of any other driver what it connects with itself.
+func (c *Client) encode(req request) ([]byte, error) {
+	c.mu.Lock()
+	need, needed := c.needs[req.Node]
+	c.mu.Unlock()
+	if req.Launch != nil && needed {
+		l := *req.Launch
+		l.Workers = slices.Clone(l.Workers)
+		for i := range l.Workers {
+			w := &l.Workers[i]
+			credential := bus.ForConfined(need.Agent, w.ID.Namespace)
+			if l.Credential != "" {
+				credential = bus.ForWorker(l.Credential, w.ID.Namespace)
+			}
+			var err error
+			if w.Token = c.b.OwnToken(); need.Confine || l.Credential != "" || w.Token == "" {
+				w.Token, _, err = c.b.IssueCredential(credential)
+			}
+			if err != nil {
+				return nil, fmt.Errorf("launch on %s: %w", req.Node, err)
+			}
+		}
+		req.Launch = &l
+	}
+	data, err := wire.Marshal(req)
+	if err != nil {
+		return nil, bus.Errorf(bus.CodeInvalid, "%s on %s: %w", req.Op, req.Node, err)
+	}
+	return data, nil
+}
+
+// learn remembers what an agent needs, and reports whether that is new.
+func (c *Client) learn(node string, n needs) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if known, ok := c.needs[node]; c.needs == nil || ok && known == n {
+		return false
+	}
+	c.needs[node] = n
+	return true
 }
 
 // bounded gives ctx a deadline if it has none.

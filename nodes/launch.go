@@ -63,7 +63,7 @@ type Launch struct {
 	Reservation string `msgpack:"reservation"`
 	Over        string `msgpack:"over"`
 	Token       uint64 `msgpack:"token"`
-	// Credential is the id of the team's credential with which the workers connect to the bus, as Relay says; empty: as the agent is configured.
+	// Credential is the id of the team's credential with which the workers connect to the bus, as Relay says; empty: no team's.
 	Credential string  `msgpack:"credential,omitempty"`
 	Program    Program `msgpack:"program"`
 	Workers    []Start `msgpack:"workers"`
@@ -88,6 +88,9 @@ type Start struct {
 	Share int `msgpack:"share"`
 	// Assignment is passed to the worker in its assignment file.
 	Assignment []byte `msgpack:"assignment"`
+	// Token is what the worker connects to the bus with; empty: what its agent has, or makes. The Client sets it for an agent that says that it
+	// can do neither.
+	Token string `msgpack:"token,omitempty"`
 }
 
 // Started is the outcome of one Start. A repeated Start returns the outcome of the first.

@@ -145,6 +145,11 @@ func (s *localNode) close() {
 
 // launch starts the workers that it does not know, and answers for all.
 func (s *localNode) launch(l Launch) reply {
+	if own, ok := s.agent.cfg.Bus.AtDoors(); ok && slices.ContainsFunc(l.Workers, func(w Start) bool { return w.Token == "" }) {
+		r := failed(bus.Errorf(bus.CodeVersion, "node %s: its agent has a credential of its own, and the request has none for the workers; the driver is older than the agent: upgrade it", s.name))
+		r.Needs = &needs{Agent: own.ID, Confine: s.agent.cfg.ConfineWorkers}
+		return r
+	}
 	asked, fresh := s.addWorkers(l)
 	if len(fresh) > 0 {
 		wake(s.runningCh)

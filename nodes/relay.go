@@ -40,7 +40,7 @@ type Relay struct {
 // Start serves until stop is called or the bus is closed.
 func (r Relay) Start() (stop func(), err error) {
 	s := relay{Relay: r, agents: NewClient(r.Bus), exchanges: map[string]*values.Exchange{}}
-	unhear, err := r.Bus.ServeDoor(door, r.Serves, s.serve)
+	unhear, err := r.Bus.ServeDoor(door, bus.TeamCredential, r.Serves, s.serve)
 	if err != nil {
 		return nil, err
 	}
@@ -120,14 +120,19 @@ func (s *relay) pass(ctx context.Context, c bus.Caller, exchange *values.Exchang
 	if err := s.permit(c, &req); err != nil {
 		return nil, err
 	}
-	if data, err = wire.Marshal(req); err != nil {
-		return nil, err
+	for {
+		if data, err = s.agents.encode(req); err != nil {
+			return nil, err
+		}
+		answer, err := s.agents.exchange.Request(ctx, bus.NodeDo(req.Node), data, askTry)
+		if err != nil {
+			return nil, bus.Errorf(bus.CodeBusy, "the agent of node %s has not answered: %w", req.Node, err) // the client repeats the request
+		}
+		var r reply
+		if req.Op != opLaunch || wire.Unmarshal(answer, &r) != nil || r.Needs == nil || !s.agents.learn(req.Node, *r.Needs) {
+			return answer, nil
+		}
 	}
-	answer, err := s.agents.exchange.Request(ctx, bus.NodeDo(req.Node), data, askTry)
-	if err != nil {
-		return nil, bus.Errorf(bus.CodeBusy, "the agent of node %s has not answered: %w", req.Node, err) // the client repeats the request
-	}
-	return answer, nil
 }
 
 // permit refuses what a team may not ask for. Parts of the request that its operation does not use are dropped.
@@ -192,13 +197,14 @@ func (s *relay) permitLaunch(c bus.Caller, l *Launch, own func(...WorkerID) erro
 	return nil
 }
 
-// eventDoor is where such processes publish events.
+// eventDoor is where such processes, and agents with a credential of their own, publish events.
 const eventDoor = "events"
 
-// EventDoor publishes the events of processes with a team's credential, some a second of each namespace: the stream drops its oldest. It records
-// their actions too.
+// EventDoor publishes the events of processes with the credential of a team or an agent, some a second of each namespace or agent: the stream
+// drops its oldest. It records the actions of teams too.
 type EventDoor struct {
 	Bus    *bus.Bus
+	Of     bus.CredentialKind
 	Serves func() bool
 
 	events, actions limiter
@@ -222,25 +228,29 @@ type sentRate struct {
 func (d *EventDoor) Start() (stop func(), err error) {
 	d.events = limiter{burst: 64, perSecond: 2, sent: map[string]sentRate{}}
 	d.actions = limiter{burst: 512, perSecond: 32, sent: map[string]sentRate{}}
-	return d.Bus.ServeDoor(eventDoor, d.Serves, func(_ context.Context, c bus.Caller, m *bus.Msg) {
+	return d.Bus.ServeDoor(eventDoor, d.Of, d.Serves, func(_ context.Context, c bus.Caller, m *bus.Msg) {
 		var e Event
 		if wire.Unmarshal(m.Data, &e) != nil {
 			return
 		}
-		e.Namespace = c.Namespace
+		if c.Kind == bus.TeamCredential {
+			e.Namespace = c.Namespace
+		} else if e.By != nil || !c.Has(e.Node) {
+			return
+		}
 		publish := Emit
 		ok := false
 		if e.By != nil {
 			publish = Audit
 			e, ok = d.actionOf(c, e, time.Now())
 		} else {
-			ok, _ = d.events.admit(c.Namespace, time.Now())
+			ok, _ = d.events.admit(c.Sharer(), time.Now())
 		}
 		if !ok {
 			return
 		}
 		if err := publish(d.Bus, e); err != nil {
-			d.Bus.Logger().Debug("nodes: an event is lost", "namespace", c.Namespace, "error", err)
+			d.Bus.Logger().Debug("nodes: an event is lost", "caller", c.String(), "error", err)
 		}
 	})
 }

@@ -50,6 +50,7 @@ type portsRequest struct {
 
 type reply struct {
 	Err     *bus.Error `msgpack:"err,omitempty"`
+	Needs   *needs     `msgpack:"needs,omitempty"`   // repeat the launch with what the workers connect with
 	Pending bool       `msgpack:"pending,omitempty"` // repeat the request
 	Started []Started  `msgpack:"started,omitempty"`
 	Exits   []Exit     `msgpack:"exits,omitempty"`
@@ -62,6 +63,12 @@ type reply struct {
 
 	Inspected []Inspected  `msgpack:"inspected,omitempty"`
 	Debug     *DebugOutput `msgpack:"debug,omitempty"`
+}
+
+// needs is what an agent whose own credential permits it nothing else needs to start workers: what they connect to the bus with.
+type needs struct {
+	Agent   string `msgpack:"agent"`   // id of its credential
+	Confine bool   `msgpack:"confine"` // as AgentConfig.ConfineWorkers
 }
 
 func failed(err error) reply { return reply{Err: bus.AsError(err)} }

@@ -305,7 +305,10 @@ func (w *worker) writeAssignment() (string, error) {
 	if team := w.launch.Credential; team != "" {
 		credential = bus.ForWorker(team, w.ID.Namespace)
 	}
-	if w.node.agent.cfg.ConfineWorkers || w.launch.Credential != "" {
+	switch {
+	case w.Token != "":
+		file.TokenFile, file.CredsFile, file.Token = "", "", w.Token
+	case w.node.agent.cfg.ConfineWorkers || w.launch.Credential != "":
 		var err error
 		file.TokenFile, file.CredsFile = "", ""
 		if file.Token, _, err = w.node.agent.cfg.Bus.IssueCredential(credential); err != nil {
@@ -467,7 +470,7 @@ func (w *worker) supervise(child process, out *capture.Capture) {
 // dropBuffersLocked drops what only a running worker needs. Thousands of exited workers are remembered for minutes: their
 // environment, assignment, pipes and buffers may be large.
 func (w *worker) dropBuffersLocked() {
-	w.launch.Program, w.Env, w.Assignment, w.out = Program{}, nil, nil, nil
+	w.launch.Program, w.Env, w.Assignment, w.Token, w.out = Program{}, nil, nil, "", nil
 }
 
 // cleanUp removes the worker's folders.

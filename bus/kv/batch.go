@@ -129,7 +129,7 @@ func (w Writer) Apply(ctx context.Context, ops []Op) ([]uint64, error) {
 		return nil, bucket.fail(ctx, "write "+ops[0].Key, ctx.Err())
 	}
 	// Replicas refuse a fenced write while another is being replicated, so even a single one waits in the queue.
-	if len(ops) == 1 && (len(fences) == 0 || bucket.replicas == 1) || bucket.team != nil {
+	if len(ops) == 1 && (len(fences) == 0 || bucket.replicas == 1) || bucket.caller != nil {
 		return bucket.commit(ctx, ops, fences)
 	}
 	deadline, _ := ctx.Deadline()
@@ -290,7 +290,7 @@ func (bucket *Bucket) commitGroup(group []*pending) bool {
 // commit sends the writes until they are made or fail. It handles two refusals itself: a creation over the marker of a
 // deleted key, and a check that the replicas could not make at that moment.
 func (bucket *Bucket) commit(ctx context.Context, ops []Op, fences []fence) ([]uint64, error) {
-	if bucket.team != nil {
+	if bucket.caller != nil {
 		return bucket.commitAtDoor(ctx, ops)
 	}
 	return bucket.commitAs(ctx, ops, fences, "")

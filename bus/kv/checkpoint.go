@@ -61,7 +61,7 @@ func (c *checkpoint) covers(key string, revision uint64) bool {
 // read returns the newest record of a key, as deleted if it is a ghost or an expired lease. Its revision is that of the
 // stored message in any case: a creation has to replace that message.
 func (bucket *Bucket) read(ctx context.Context, key string) (record, error) {
-	if bucket.team != nil {
+	if bucket.caller != nil {
 		return bucket.readAtDoor(ctx, key)
 	}
 	for {

@@ -43,7 +43,7 @@ type Compaction struct {
 //
 // In a full bucket the size limit is raised meanwhile: the new checkpoint needs space beside the old one.
 func (bucket *Bucket) Compact(ctx context.Context, all bool) (Compaction, error) {
-	if !bucket.cfg.durable() || bucket.team != nil { // the head compacts it
+	if !bucket.cfg.durable() || bucket.caller != nil { // the head compacts it
 		return Compaction{}, nil
 	}
 	done, err := bucket.compact(ctx, all)
@@ -140,7 +140,7 @@ func (bucket *Bucket) Created(ctx context.Context) (time.Time, error) {
 }
 
 func (bucket *Bucket) info(ctx context.Context, doing string) (info *jetstream.StreamInfo, err error) {
-	if bucket.team != nil {
+	if bucket.caller != nil {
 		return bucket.infoAtDoor(ctx)
 	}
 	err = bucket.retry(ctx, func(ctx context.Context) error {
@@ -214,7 +214,7 @@ func (bucket *Bucket) remove(ctx context.Context, rec record) error {
 // Maintain compacts the bucket when necessary, and removes ghosts after each restart of the server, until ctx ends. One
 // process does it for all users of the bucket; several are harmless. It needs permission to write every key.
 func (bucket *Bucket) Maintain(ctx context.Context) {
-	if bucket.team != nil {
+	if bucket.caller != nil {
 		return // the head does
 	}
 	var scanned time.Time

@@ -13,8 +13,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// A process with a team's credential has no rights to JetStream. It asks the head, at the door "kv", for the keys that begin with its namespace;
-// its Bucket has the same methods, except that it is not compacted, has no leader and no leases of others, and that a watch compares lists.
+// A process with the credential of a team or an agent has no rights to JetStream. It asks the head, at the door "kv": a team for the keys that
+// begin with its namespace, an agent for those that the head permits it. Its Bucket has the same methods, except that it is not compacted, has no leader and no leases of others, and that a watch compares lists.
 const (
 	door          = "kv"
 	doorOps       = 64               // writes of one request
@@ -85,7 +85,7 @@ func (bucket *Bucket) ask(ctx context.Context, q doorRequest) (r doorReply, err 
 		return r, err
 	}
 	err = bucket.retry(ctx, func(ctx context.Context) error {
-		m, err := bucket.b.Conn().RequestWithContext(ctx, bucket.team.DoorSubject(door), data)
+		m, err := bucket.b.Conn().RequestWithContext(ctx, bucket.caller.DoorSubject(door), data)
 		if err != nil {
 			return err
 		}
@@ -199,20 +199,33 @@ func (w *watch) compare(ctx context.Context, list []Entry, complete *bool) error
 	return w.deliver(ctx, Event{Kind: EventComplete})
 }
 
-// Door serves buckets to processes with a team's credential: each the keys that begin with its namespace.
+// Door serves buckets to processes with credentials: to a team the keys that begin with its namespace, to an agent those that PermitFunc permits.
 type Door struct {
 	Bus     *bus.Bus
+	Of      bus.CredentialKind
 	Buckets []*Bucket
 	// Serves says whether this process answers: one of several heads does.
 	Serves func() bool
-	// CheckFunc refuses a value that a caller may not write. The key is one of the caller's namespace; it is called from several goroutines.
+	// CheckFunc refuses a value that a team may not write. The key is one of the team's namespace; it is called from several goroutines.
 	CheckFunc func(ctx context.Context, c bus.Caller, b *Bucket, key string, value []byte) error
+	// PermitFunc refuses keys that an agent may not read, or write. It is called from several goroutines.
+	PermitFunc func(ctx context.Context, c bus.Caller, b *Bucket, key string, use Use) error
 }
+
+// Use is what an agent wants to do with a key.
+type Use int
+
+// The uses.
+const (
+	Read Use = iota
+	Write
+	Delete
+)
 
 // Start serves until stop is called or the bus is closed.
 func (d Door) Start() (stop func(), err error) {
 	s := doorServer{Door: d, use: map[doorSpace]doorUse{}}
-	return d.Bus.ServeDoor(door, d.Serves, func(ctx context.Context, c bus.Caller, m *bus.Msg) {
+	return d.Bus.ServeDoor(door, d.Of, d.Serves, func(ctx context.Context, c bus.Caller, m *bus.Msg) {
 		r, err := s.answer(ctx, c, m.Data)
 		if err != nil {
 			r = doorReply{Err: bus.AsError(err)}
@@ -222,7 +235,7 @@ func (d Door) Start() (stop func(), err error) {
 			err = d.Bus.Respond(m, data)
 		}
 		if err != nil {
-			d.Bus.Logger().Debug("bus: sending an answer failed; the client repeats its request", "namespace", c.Namespace, "error", err)
+			d.Bus.Logger().Debug("bus: sending an answer failed; the client repeats its request", "caller", c.String(), "error", err)
 		}
 	})
 }
@@ -254,10 +267,10 @@ func (s *doorServer) answer(ctx context.Context, c bus.Caller, data []byte) (r d
 		}
 	}
 	if bucket == nil {
-		return r, bus.Errorf(bus.CodeRefused, "the credential of namespace %s does not permit the bucket %q", c.Namespace, wire.Clip(q.Bucket))
+		return r, bus.Errorf(bus.CodeRefused, "the credential of %s does not permit the bucket %q", c, wire.Clip(q.Bucket))
 	}
 	if q.Op == doorRead || q.Op == doorList {
-		if err := inNamespace(c, q.Key, q.Op == doorList); err != nil {
+		if err := s.permit(ctx, c, bucket, q.Key, Read, q.Op == doorList); err != nil {
 			return r, err
 		}
 	}
@@ -277,6 +290,20 @@ func (s *doorServer) answer(ctx context.Context, c bus.Caller, data []byte) (r d
 		return doorReply{Now: info.TimeStamp, Created: info.Created}, nil
 	}
 	return r, bus.Errorf(bus.CodeVersion, "the head does not support %q; it may be older than the client: upgrade it", wire.Clip(q.Op))
+}
+
+// permit refuses keys that are not the caller's.
+func (s *doorServer) permit(ctx context.Context, c bus.Caller, bucket *Bucket, key string, use Use, list bool) error {
+	if c.Kind == bus.TeamCredential {
+		return inNamespace(c, key, list)
+	}
+	if err := checkKey(key); err != nil {
+		return err
+	}
+	if list {
+		return bus.Errorf(bus.CodeRefused, "the credential of %s does not permit lists", c)
+	}
+	return s.PermitFunc(ctx, c, bucket, key, use)
 }
 
 // inNamespace refuses keys of other namespaces, and for a list prefixes that they may have.
@@ -319,7 +346,14 @@ func (s *doorServer) write(ctx context.Context, c bus.Caller, bucket *Bucket, q 
 	}
 	ops := make([]Op, len(q.Writes))
 	for i, w := range q.Writes {
-		if ops[i], err = w.op(c, bucket); err != nil {
+		if ops[i], err = w.op(bucket); err != nil {
+			return r, err
+		}
+		use := Write
+		if ops[i].kind == opDelete {
+			use = Delete
+		}
+		if err := s.permit(ctx, c, bucket, w.Key, use, false); err != nil {
 			return r, err
 		}
 		if s.CheckFunc != nil && ops[i].kind != opDelete {
@@ -329,7 +363,7 @@ func (s *doorServer) write(ctx context.Context, c bus.Caller, bucket *Bucket, q 
 		}
 	}
 	size, err := bucket.check(ops, nil)
-	if err == nil {
+	if err == nil && c.Kind == bus.TeamCredential {
 		err = s.admit(ctx, c, bucket, ops, size)
 	}
 	if err == nil {
@@ -339,11 +373,8 @@ func (s *doorServer) write(ctx context.Context, c bus.Caller, bucket *Bucket, q 
 }
 
 // op checks a write. The id of a lease and its lifetime are written as headers, so that their form matters.
-func (w doorOp) op(c bus.Caller, bucket *Bucket) (Op, error) {
+func (w doorOp) op(bucket *Bucket) (Op, error) {
 	op := Op{Key: w.Key, Value: w.Value, kind: opKind(w.Kind), revision: w.Revision, ttl: w.TTL, lease: w.Lease}
-	if err := inNamespace(c, w.Key, false); err != nil {
-		return op, err
-	}
 	leased := op.ttl != 0 || op.lease != ""
 	switch {
 	case op.kind > opDelete:

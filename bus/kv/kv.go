@@ -70,7 +70,7 @@ type Bucket struct {
 	prefix string // $KV.<bucket>.
 	id     string // of this handle; the prefix of message ids
 	ids    atomic.Uint64
-	team   *bus.Credential // of this process: it asks the head; nil: it has rights to JetStream
+	caller *bus.Credential // of this process: it asks the head; nil: it has rights to JetStream
 
 	replicas int
 	commits  commitQueue
@@ -98,8 +98,8 @@ func Open(ctx context.Context, b *bus.Bus, cfg Config) (*Bucket, error) {
 	defer cancel()
 	bucket := &Bucket{b: b, cfg: cfg, stream: "KV_" + cfg.Bucket, prefix: "$KV." + cfg.Bucket + ".", id: nuid.Next()}
 	bucket.Writer = Writer{kv: bucket}
-	if team, ok := b.Team(); ok {
-		bucket.team, bucket.replicas = &team, 1
+	if caller, ok := b.AtDoors(); ok {
+		bucket.caller, bucket.replicas = &caller, 1
 		_, err := bucket.infoAtDoor(ctx) // the head has the bucket
 		return bucket, err
 	}
@@ -217,7 +217,7 @@ func (bucket *Bucket) Get(ctx context.Context, key string) (Entry, error) {
 func (bucket *Bucket) List(ctx context.Context, prefix string) ([]Entry, error) {
 	ctx, cancel := bounded(ctx)
 	defer cancel()
-	if bucket.team != nil {
+	if bucket.caller != nil {
 		return bucket.listAtDoor(ctx, prefix)
 	}
 	events, err := bucket.Watch(ctx, prefix)
@@ -345,7 +345,7 @@ func (bucket *Bucket) retry(ctx context.Context, try func(context.Context) error
 		if unanswered(err) && !bucket.b.Clustered() { // in a cluster, the silent server is soon replaced
 			limit *= 2
 		}
-		if missing(err) && bucket.team == nil {
+		if missing(err) && bucket.caller == nil {
 			if _, err2 := bucket.open(attempt, bucket.cfg.Memory); err2 != nil {
 				err = err2
 			}
@@ -360,17 +360,20 @@ func (bucket *Bucket) retry(ctx context.Context, try func(context.Context) error
 	}
 }
 
-// untilAnswered calls try until the server answers, or ctx ends. That the replicas are about to elect a leader is no answer. try must be
-// harmless when it is repeated: the server may have received the request.
+// untilAnswered calls try until the server answers, or ctx ends. That the replicas are about to elect a leader, or that there is no connection
+// at the moment, is no answer. try must be harmless when it is repeated: the server may have received the request.
 func untilAnswered(ctx context.Context, try func(context.Context) error) error {
 	waits := retries.Start()
-	for limit := attemptLimit; ; limit *= 2 {
+	for limit := attemptLimit; ; {
 		attempt, cancel := context.WithTimeout(ctx, limit)
 		err := try(attempt)
 		cancel()
-		noAnswer := unanswered(err) || bus.HasServerCode(err, codeClusterNoLeader, codeClusterNotAvail)
+		noAnswer := unanswered(err) || errors.Is(err, nats.ErrReconnectBufExceeded) || bus.HasServerCode(err, codeClusterNoLeader, codeClusterNotAvail)
 		if !noAnswer || waits.Wait(ctx) != nil {
 			return err
+		}
+		if unanswered(err) {
+			limit *= 2
 		}
 	}
 }

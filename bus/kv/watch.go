@@ -52,7 +52,7 @@ func (bucket *Bucket) Watch(ctx context.Context, prefix string) (<-chan Event, e
 		}
 		w.filters = []string{bucket.prefix + prefix, bucket.prefix + prefix + ".>"}
 	}
-	if bucket.team != nil {
+	if bucket.caller != nil {
 		bus.Go(func() { w.watchAtDoor(ctx, prefix) })
 		return w.ch, nil
 	}

@@ -12,7 +12,7 @@ import (
 	"troupe/bus/wire"
 )
 
-// A process with a team's credential has no rights to JetStream. It asks the head, at the door "streams", for what belongs to its namespace, and
+// A process with the credential of a team or an agent has no rights to JetStream. It asks the head, at the door "streams", for what it may have, and
 // sends what it stores to the door "append", message by message: a batch is stored when the last one is there.
 const (
 	door       = "streams"
@@ -65,6 +65,7 @@ type doorReply struct {
 	Messages []doorMessage `msgpack:"messages,omitempty"`
 	Size     int64         `msgpack:"size,omitempty"` // of the object
 	Data     []byte        `msgpack:"data,omitempty"`
+	Next     uint64        `msgpack:"next,omitempty"` // of an object: the message where its next part begins
 }
 
 // doorMessage is a message, or the first part of one that is too large for an answer.
@@ -77,22 +78,22 @@ type doorMessage struct {
 	Time    time.Time           `msgpack:"time"`
 }
 
-// teamDoor is the head's door, as a process with a team's credential sees it.
-type teamDoor struct {
-	b    *bus.Bus
-	team bus.Credential
+// clientDoor is the head's door, as a process with a credential sees it.
+type clientDoor struct {
+	b      *bus.Bus
+	caller bus.Credential
 }
 
 // doorOf is the door through which this process reaches streams; nil: it has rights to them.
-func doorOf(b *bus.Bus) *teamDoor {
-	if team, ok := b.Team(); ok {
-		return &teamDoor{b, team}
+func doorOf(b *bus.Bus) *clientDoor {
+	if caller, ok := b.AtDoors(); ok {
+		return &clientDoor{b, caller}
 	}
 	return nil
 }
 
 // ask asks the head, and repeats that until it answers or ctx ends: each request may arrive twice.
-func (d *teamDoor) ask(ctx context.Context, q doorRequest) (r doorReply, err error) {
+func (d *clientDoor) ask(ctx context.Context, q doorRequest) (r doorReply, err error) {
 	doing := q.Op + " " + q.Name
 	data, err := wire.Marshal(q)
 	if err != nil {
@@ -103,7 +104,7 @@ func (d *teamDoor) ask(ctx context.Context, q doorRequest) (r doorReply, err err
 	err = bus.Retry(ctx, bus.Backoff{}, func() error {
 		try, cancel := d.b.Attempt(ctx, doorTry)
 		defer cancel()
-		m, err := d.b.Request(try, d.team.DoorSubject(door), data)
+		m, err := d.b.Request(try, d.caller.DoorSubject(door), data)
 		switch {
 		case err != nil && d.b.Closed():
 			return bus.Permanent(bus.Errorf(bus.CodeClosed, "%s: %w", doing, err))
@@ -126,7 +127,7 @@ func (d *teamDoor) ask(ctx context.Context, q doorRequest) (r doorReply, err err
 }
 
 // wrap makes messages for the door "append" of those that are to be stored.
-func (d *teamDoor) wrap(msgs []*bus.Msg, id, reply string) []*bus.Msg {
+func (d *clientDoor) wrap(msgs []*bus.Msg, id, reply string) []*bus.Msg {
 	out := make([]*bus.Msg, len(msgs))
 	for i, m := range msgs {
 		h := make(bus.Header, len(m.Header)+2)
@@ -137,14 +138,14 @@ func (d *teamDoor) wrap(msgs []*bus.Msg, id, reply string) []*bus.Msg {
 		if len(msgs) > 1 {
 			h[headerPart] = []string{id + " " + strconv.Itoa(i) + " " + strconv.Itoa(len(msgs))}
 		}
-		out[i] = &bus.Msg{Subject: d.team.DoorSubject(appendDoor), Header: h, Data: m.Data}
+		out[i] = &bus.Msg{Subject: d.caller.DoorSubject(appendDoor), Header: h, Data: m.Data}
 	}
 	out[len(out)-1].Reply = reply
 	return out
 }
 
 // stream is a stream behind the door.
-func (d *teamDoor) stream(ctx context.Context, q doorRequest) (*Stream, error) {
+func (d *clientDoor) stream(ctx context.Context, q doorRequest) (*Stream, error) {
 	if _, err := d.ask(ctx, q); err != nil {
 		return nil, err
 	}
@@ -152,7 +153,7 @@ func (d *teamDoor) stream(ctx context.Context, q doorRequest) (*Stream, error) {
 }
 
 // whole reads what is missing of a message.
-func (d *teamDoor) whole(ctx context.Context, stream string, m doorMessage) (Message, error) {
+func (d *clientDoor) whole(ctx context.Context, stream string, m doorMessage) (Message, error) {
 	out := Message{Subject: m.Subject, Header: m.Header, Data: m.Data, Seq: m.Seq, Time: m.Time}
 	for len(out.Data) < m.Size {
 		r, err := d.ask(ctx, doorRequest{Op: doorGet, Name: stream, Seq: m.Seq, Offset: int64(len(out.Data))})
@@ -254,12 +255,12 @@ func (s *ObjectStore) sendObject(ctx context.Context, name string, data []byte) 
 }
 
 func (s *ObjectStore) getAtDoor(ctx context.Context, name string) (data []byte, err error) {
-	for {
-		r, err := s.door.ask(ctx, doorRequest{Op: doorObject, Name: s.cfg.Name, Object: name, Offset: int64(len(data))})
+	for next := uint64(0); ; {
+		r, err := s.door.ask(ctx, doorRequest{Op: doorObject, Name: s.cfg.Name, Object: name, Offset: int64(len(data)), Seq: next})
 		if err != nil {
 			return nil, err
 		}
-		data = append(data, r.Data...)
+		data, next = append(data, r.Data...), r.Next
 		switch {
 		case int64(len(data)) == r.Size:
 			return data, nil
@@ -270,7 +271,7 @@ func (s *ObjectStore) getAtDoor(ctx context.Context, name string) (data []byte, 
 }
 
 // appendAtDoor is Append.
-func (d *teamDoor) append(ctx context.Context, msgs []*bus.Msg, id string) (Ack, error) {
+func (d *clientDoor) append(ctx context.Context, msgs []*bus.Msg, id string) (Ack, error) {
 	msgs = d.wrap(msgs, id, "")
 	last := len(msgs) - 1
 	for _, m := range msgs[:last] {

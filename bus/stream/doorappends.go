@@ -17,8 +17,8 @@ import (
 
 // Bounds of what the head holds for processes with a team's credential.
 const (
-	appendsOfOne = 1024             // writes of one namespace that the server has not acknowledged, and batches that are not complete
-	appendBytes  = 64 << 20         // of both, of one namespace
+	appendsOfOne = 1024             // writes of one namespace or agent that the server has not acknowledged, and batches that are not complete
+	appendBytes  = 64 << 20         // of both, of one of them
 	appendsMost  = 256 << 20        // of both, of all
 	batchWait    = 10 * time.Second // for the rest of a batch
 	ackWait      = 30 * time.Second // for an acknowledgement; the writer asks what became of its write much sooner
@@ -35,20 +35,20 @@ type appends struct {
 	number  uint64
 	waiting map[string]*appended // by the word of the acknowledgement
 	batches map[batchKey]*appended
-	held    map[string]appendUse // by namespace
+	held    map[string]appendUse // by sharer
 	all     int                  // bytes of all
 	swept   time.Time
 }
 
-type batchKey struct{ namespace, credential, id string }
+type batchKey struct{ sharer, credential, id string }
 
 // appended is a write, or the part of a batch that has come so far.
 type appended struct {
-	namespace string
-	msgs      []*bus.Msg
-	bytes     int
-	reply     *bus.Msg // the message whose sender is answered
-	at        time.Time
+	sharer string
+	msgs   []*bus.Msg
+	bytes  int
+	reply  *bus.Msg // the message whose sender is answered
+	at     time.Time
 }
 
 type appendUse struct{ writes, bytes int }
@@ -61,7 +61,7 @@ func (s *doorServer) serveAppends() (stop func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	unhear, err := s.Bus.HearDoor(appendDoor, s.Serves, s.take)
+	unhear, err := s.Bus.HearDoor(appendDoor, s.Of, s.Serves, s.take)
 	if err != nil {
 		_ = acks.Unsubscribe() // fails only on a closed connection
 		return nil, err
@@ -74,9 +74,16 @@ func (s *doorServer) serveAppends() (stop func(), err error) {
 
 // take takes one message. It does not block.
 func (s *doorServer) take(c bus.Caller, m *bus.Msg) {
-	w, err := s.appends.add(c, m)
+	one, err := s.readAppend(c, m)
+	var w *appended
+	if err == nil {
+		w, err = s.appends.add(c, m, one)
+	}
 	if err == nil && w != nil {
-		if err = s.admit(c.Namespace, s.usedBy(c.Namespace)); err != nil {
+		if c.Kind == bus.TeamCredential { // what others store is bounded by its streams
+			err = s.admit(c.Namespace, s.usedBy(c.Namespace))
+		}
+		if err != nil {
 			s.appends.drop(w)
 		} else {
 			err = AppendAsync(s.Bus, w.msgs, bus.NewID(), s.appends.await(w))
@@ -133,12 +140,8 @@ func (s *doorServer) acknowledged(m *bus.Msg) {
 	}
 }
 
-// add takes a message of a write, and returns the write if it is complete.
-func (a *appends) add(c bus.Caller, m *bus.Msg) (*appended, error) {
-	one, err := readAppend(c, m)
-	if err != nil {
-		return nil, err
-	}
+// add takes a message of a write, one as it is to be stored, and returns the write if it is complete.
+func (a *appends) add(c bus.Caller, m, one *bus.Msg) (*appended, error) {
 	id, number, n := "", 0, 1
 	if part := m.Header.Get(headerPart); part != "" {
 		words := strings.Split(part, " ")
@@ -159,19 +162,19 @@ func (a *appends) add(c bus.Caller, m *bus.Msg) (*appended, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.sweep()
-	key := batchKey{c.Namespace, c.ID, id}
+	key := batchKey{c.Sharer(), c.ID, id}
 	w := a.batches[key]
 	if id == "" || number == 0 {
 		a.forget(key)
-		w = &appended{namespace: c.Namespace, at: time.Now()}
+		w = &appended{sharer: c.Sharer(), at: time.Now()}
 	}
 	if w == nil || number != len(w.msgs) {
 		a.forget(key)
 		return nil, bus.Errorf(bus.CodeUnavailable, "append: a part of the batch before message %d of %d was lost", number+1, n)
 	}
-	if use := a.held[c.Namespace]; len(w.msgs) == 0 && use.writes >= appendsOfOne || use.bytes+size > appendBytes || a.all+size > appendsMost {
+	if use := a.held[c.Sharer()]; len(w.msgs) == 0 && use.writes >= appendsOfOne || use.bytes+size > appendBytes || a.all+size > appendsMost {
 		a.forget(key)
-		return nil, bus.Errorf(bus.CodeBusy, "append: the head holds %d writes and %d MiB of namespace %s; write again later", use.writes, use.bytes>>20, c.Namespace)
+		return nil, bus.Errorf(bus.CodeBusy, "append: the head holds %d writes and %d MiB of %s; write again later", use.writes, use.bytes>>20, c)
 	}
 	a.count(w, size)
 	w.msgs, w.reply = append(w.msgs, one), m
@@ -188,11 +191,14 @@ func (a *appends) add(c bus.Caller, m *bus.Msg) (*appended, error) {
 }
 
 // readAppend is the message that is to be stored. Of the headers by which the server is told something it has those of this package alone.
-func readAppend(c bus.Caller, m *bus.Msg) (*bus.Msg, error) {
-	to := m.Header.Get(headerTo)
+func (s *doorServer) readAppend(c bus.Caller, m *bus.Msg) (*bus.Msg, error) {
+	to, permitted := m.Header.Get(headerTo), s.Stores
+	if c.Kind == bus.TeamCredential {
+		permitted = bus.StoredSubjects(c.Namespace)
+	}
 	unfit := func(r rune) bool { return r <= ' ' || r == '*' || r == '>' || r == 0x7f } // spaces would end the subject in the protocol
-	if !slices.ContainsFunc(bus.StoredSubjects(c.Namespace), func(own string) bool { return within(to, own) }) || strings.ContainsFunc(to, unfit) {
-		return nil, bus.Errorf(bus.CodeRefused, "append: the credential of namespace %s does not permit it to store on %q", c.Namespace, to)
+	if !slices.ContainsFunc(permitted, func(own string) bool { return within(to, own) }) || strings.ContainsFunc(to, unfit) {
+		return nil, bus.Errorf(bus.CodeRefused, "append: the credential of %s does not permit it to store on %q", c, to)
 	}
 	out := &bus.Msg{Subject: to, Header: bus.Header{}, Data: m.Data}
 	for name, values := range m.Header {
@@ -200,7 +206,7 @@ func readAppend(c bus.Caller, m *bus.Msg) (*bus.Msg, error) {
 		case name == headerTo, name == headerPart:
 		case name == headerRollup && !slices.Equal(values, []string{rollupSubject}),
 			strings.HasPrefix(strings.ToLower(name), "nats-") && name != headerRollup && name != jetstream.MsgTTLHeader && name != jetstream.ExpectedLastSeqHeader:
-			return nil, bus.Errorf(bus.CodeRefused, "append: the credential of namespace %s does not permit the header %s", c.Namespace, name)
+			return nil, bus.Errorf(bus.CodeRefused, "append: the credential of %s does not permit the header %s", c, name)
 		default:
 			out.Header[name] = values
 		}
@@ -242,24 +248,24 @@ func (a *appends) ended(word string) *appended {
 
 // count adds a message to what a write holds.
 func (a *appends) count(w *appended, size int) {
-	use := a.held[w.namespace]
+	use := a.held[w.sharer]
 	if len(w.msgs) == 0 {
 		use.writes++
 	}
 	use.bytes += size
-	a.held[w.namespace] = use
+	a.held[w.sharer] = use
 	w.bytes += size
 	a.all += size
 }
 
 // release ends what a write holds.
 func (a *appends) release(w *appended) {
-	use := a.held[w.namespace]
+	use := a.held[w.sharer]
 	use.writes--
 	use.bytes -= w.bytes
-	a.held[w.namespace] = use
+	a.held[w.sharer] = use
 	if use.writes <= 0 {
-		delete(a.held, w.namespace)
+		delete(a.held, w.sharer)
 	}
 	a.all -= w.bytes
 }

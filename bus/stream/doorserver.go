@@ -3,7 +3,6 @@ package stream
 import (
 	"context"
 	"errors"
-	"io"
 	"slices"
 	"strings"
 	"sync"
@@ -16,23 +15,25 @@ import (
 )
 
 const (
-	doorStreams    = 256             // of one namespace
-	doorBytes      = 8 << 30         // of what they have stored, or a quarter of the store if that is less; one write may exceed it
-	doorUseExpiry  = 2 * time.Second // of what is known of a namespace's use
-	doorDeletes    = 4096            // messages that one request deletes
-	doorSmall      = 16 << 10        // bytes of a message of which several are read at once,
-	doorSmalls     = 32              // and how many
-	doorObjectMost = 8 << 20         // bytes of an object that is read
+	doorStreams   = 256             // of one namespace
+	doorBytes     = 8 << 30         // of what they have stored, or a quarter of the store if that is less; one write may exceed it
+	doorUseExpiry = 2 * time.Second // of what is known of a namespace's use
+	doorDeletes   = 4096            // messages that one request deletes
+	doorSmall     = 16 << 10        // bytes of a message of which several are read at once,
+	doorSmalls    = 32              // and how many
 )
 
-// Door serves streams and objects to processes with a team's credential: those of their namespace.
+// Door serves streams and objects to processes with credentials: to a team those of its namespace. An agent stores on some subjects, and reads
+// objects.
 type Door struct {
 	Bus *bus.Bus
+	Of  bus.CredentialKind
 	// Serves says whether this process answers: one of several heads does.
 	Serves func() bool
 	// SubjectFunc is the subject of a stream that a namespace may create, by the stream's name; false: the name is not one of the namespace's. The
 	// server acknowledges what is stored on any subject, so a team must not be able to publish to the subject itself: bus.StoredSubjects.
 	SubjectFunc func(namespace, name string) (subject string, ok bool)
+	Stores      []string // the subjects on which an agent stores
 	Shared      []SharedStream
 	Objects     []SharedObjects
 }
@@ -75,7 +76,7 @@ func (d Door) Start() (stop func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	stopRequests, err := d.Bus.ServeDoor(door, d.Serves, func(ctx context.Context, c bus.Caller, m *bus.Msg) {
+	stopRequests, err := d.Bus.ServeDoor(door, d.Of, d.Serves, func(ctx context.Context, c bus.Caller, m *bus.Msg) {
 		r, err := s.answer(ctx, c, m.Data)
 		if err != nil {
 			r = doorReply{Err: bus.AsError(err)}
@@ -88,7 +89,7 @@ func (d Door) Start() (stop func(), err error) {
 			err = d.Bus.Respond(m, data)
 		}
 		if err != nil {
-			d.Bus.Logger().Debug("bus: sending an answer failed; the client repeats its request", "namespace", c.Namespace, "error", err)
+			d.Bus.Logger().Debug("bus: sending an answer failed; the client repeats its request", "caller", c.String(), "error", err)
 		}
 	})
 	if err != nil {
@@ -106,6 +107,9 @@ func (s *doorServer) answer(ctx context.Context, c bus.Caller, data []byte) (r d
 	var q doorRequest
 	if err := wire.Unmarshal(data, &q); err != nil {
 		return r, bus.Errorf(bus.CodeMalformed, "the request cannot be read: %w", err)
+	}
+	if c.Kind != bus.TeamCredential {
+		return s.answerAgent(ctx, c, q)
 	}
 	switch q.Op {
 	case doorNames:
@@ -135,6 +139,20 @@ func (s *doorServer) answer(ctx context.Context, c bus.Caller, data []byte) (r d
 		return r, err
 	}
 	return s.onStream(ctx, st, q)
+}
+
+// answerAgent answers one that stores in streams of all and reads objects.
+func (s *doorServer) answerAgent(ctx context.Context, c bus.Caller, q doorRequest) (r doorReply, err error) {
+	if q.Op == doorSize || q.Op == doorObject {
+		return s.object(ctx, c, q)
+	}
+	for _, shared := range s.Shared {
+		if shared.Config.Name == q.Name && q.Op == doorFind {
+			_, err := Open(ctx, s.Bus, shared.Config)
+			return r, err
+		}
+	}
+	return r, bus.Errorf(bus.CodeRefused, "the credential of %s does not permit it to %s %q", c, wire.Clip(q.Op), wire.Clip(q.Name))
 }
 
 // onStream does what is asked of a stream whose messages the caller may read and delete.
@@ -355,33 +373,38 @@ func (s *doorServer) object(ctx context.Context, c bus.Caller, q doorRequest) (r
 		}
 		return r, err
 	}
-	return r, bus.Errorf(bus.CodeRefused, "the credential of namespace %s does not permit the object store %q", c.Namespace, wire.Clip(q.Name))
+	return r, bus.Errorf(bus.CodeRefused, "the credential of %s does not permit the object store %q", c, wire.Clip(q.Name))
 }
 
-// readObject reads a part of an object.
+// readObject reads a part of an object: from its beginning, or from the message behind the last part.
 func (s *doorServer) readObject(ctx context.Context, store *ObjectStore, q doorRequest) (r doorReply, err error) {
 	js, err := store.handle(ctx)
 	if err != nil {
 		return r, store.error("read", q.Object, err)
 	}
-	object, err := js.Get(ctx, q.Object)
+	info, err := js.GetInfo(ctx, q.Object)
 	if err != nil {
 		return r, store.error("read", q.Object, err)
 	}
-	defer func() { _ = object.Close() }() // it was read as far as it is needed
-	info, err := object.Info()
+	r.Size = int64(info.Size)
+	if r.Size == q.Offset {
+		return r, nil
+	}
+	if (q.Offset == 0) != (q.Seq == 0) || info.Opts == nil || info.Opts.ChunkSize == 0 {
+		return r, bus.Errorf(bus.CodeMalformed, "object %s in %s cannot be read from byte %d and message %d on", q.Object, q.Name, q.Offset, q.Seq)
+	}
+	st, err := Find(ctx, s.Bus, "OBJ_"+q.Name)
 	if err != nil {
-		return r, store.error("read", q.Object, err)
+		return r, err
 	}
-	if r.Size = int64(info.Size); r.Size > doorObjectMost {
-		return r, bus.Errorf(bus.CodeRefused, "object %s in %s has %d bytes; the credential of a team reads at most %d", q.Object, q.Name, r.Size, doorObjectMost)
-	}
-	if _, err := io.CopyN(io.Discard, object, min(max(q.Offset, 0), r.Size)); err != nil {
-		return r, store.error("read", q.Object, err)
-	}
-	r.Data, err = io.ReadAll(io.LimitReader(object, int64(s.Bus.MaxPayload()/2)))
+	reader, err := st.Reader(ctx, ReadOptions{Subject: "$O." + q.Name + ".C." + info.NUID, From: q.Seq})
 	if err != nil {
-		return r, store.error("read", q.Object, err)
+		return r, err
 	}
-	return r, nil
+	defer reader.Close(ctx)
+	msgs, err := reader.Next(ctx, max(1, s.answerRoom()/int(info.Opts.ChunkSize)))
+	for _, m := range msgs {
+		r.Data, r.Next = append(r.Data, m.Data...), m.Seq+1
+	}
+	return r, err
 }

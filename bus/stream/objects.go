@@ -23,7 +23,7 @@ type ObjectStoreConfig struct {
 type ObjectStore struct {
 	b    *bus.Bus
 	cfg  ObjectStoreConfig
-	door *teamDoor // through which the store is used; nil: directly
+	door *clientDoor // through which the store is used; nil: directly
 
 	mu    sync.Mutex
 	nc    *nats.Conn            // the connection of store

@@ -48,8 +48,8 @@ func (c Config) jetStream(b *bus.Bus) jetstream.StreamConfig {
 type Stream struct {
 	b      *bus.Bus
 	name   string
-	direct bool      // any replica answers reads
-	door   *teamDoor // through which the stream is used; nil: directly
+	direct bool        // any replica answers reads
+	door   *clientDoor // through which the stream is used; nil: directly
 
 	mu sync.Mutex
 	nc *nats.Conn       // the connection of js
@@ -64,7 +64,7 @@ func newStream(b *bus.Bus, nc *nats.Conn, js jetstream.Stream) *Stream {
 // handle is the stream on the current connection of the bus, which replaces one that NATS has closed.
 func (s *Stream) handle(ctx context.Context) (jetstream.Stream, error) {
 	if s.door != nil {
-		return nil, bus.Errorf(bus.CodeRefused, "the credential of namespace %s does not permit it; that needs the head's token", s.door.team.Namespace)
+		return nil, bus.Errorf(bus.CodeRefused, "the credential %s does not permit it; that needs the head's token", s.door.caller.ID)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

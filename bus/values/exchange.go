@@ -2,6 +2,7 @@ package values
 
 import (
 	"context"
+	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -40,6 +41,7 @@ func (x *Exchange) Store() (*Store, error) {
 		if err != nil {
 			return nil, err
 		}
+		store.uploads.next = rand.Uint64() >> 16 // an agent's session may have the name of an earlier one
 		x.store = store
 	}
 	return x.store, nil

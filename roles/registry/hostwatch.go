@@ -33,11 +33,16 @@ type announcement struct {
 	Process driverProcess `json:"process"`
 }
 
-// driversOf is troupe.<namespace>.@host.<id>: the announcements of the drivers on one host; see thisHost.
-func driversOf(namespace, host string) string {
+// driversOf is troupe.<namespace>.@host.<host>: the announcements of the drivers on one host; see thisHost.
+func driversOf(namespace, host string) string { return bus.Subject(namespace, "@host", hostWord(host)) }
+
+func hostWord(host string) string {
 	sum := sha256.Sum256([]byte(host))
-	return bus.Subject(namespace, "@host", hex.EncodeToString(sum[:8]))
+	return hex.EncodeToString(sum[:8])
 }
+
+// HostWord is the word for this host in the subject of its drivers' announcements, and in the credential of its agent.
+func HostWord() string { return hostWord(thisHost()) }
 
 // Announce tells the agents of this host that a driver lives here, so that they see its process exit. One that is lost is made good by the
 // next, after AnnounceEvery.

@@ -91,7 +91,7 @@ func Serve(ctx context.Context, cfg Config) (stop func(), err error) {
 		cancel()
 		return nil, err
 	}
-	unhear, err := cfg.Bus.HearDoor(sessionsDoor, cfg.Desk.Leads, s.askedAtDoor) // another head does not know whose rights the service has
+	unhear, err := cfg.Bus.HearDoor(sessionsDoor, bus.TeamCredential, cfg.Desk.Leads, s.askedAtDoor) // another head does not know whose rights the service has
 	if err != nil {
 		_ = sub.Unsubscribe() // fails only if the connection is closed
 		cancel()

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"troupe/bus"
 	"troupe/cmd/troupe/cli"
 	"troupe/cmd/troupe/head"
 	"troupe/gpu"
@@ -75,7 +76,7 @@ func explainOffline(ctx context.Context, r placement.Request, spec string) (plac
 		if err != nil {
 			return placement.Explanation{}, err
 		}
-		reports[i] = protocol.Report{Node: head.NodeName(nodes.HostName(), i, len(inventories)), CPUs: 64, Memory: 512 * gpu.GiB, Devices: devices}
+		reports[i] = protocol.Report{Node: bus.NodeName(nodes.HostName(), i, len(inventories)), CPUs: 64, Memory: 512 * gpu.GiB, Devices: devices}
 		if len(inventories) > 1 {
 			reports[i].Node = "node-" + strconv.Itoa(i)
 		}

@@ -125,7 +125,7 @@ func (c command) agentOnce(ctx context.Context, spec agentSpec, inventories []gp
 			log.Warn("troupe: publishing an event failed", "error", err)
 		}
 	}
-	if spec.Confine {
+	if _, own := b.AtDoors(); spec.Confine && !own {
 		if err := checkConfined(ctx, b, spec); err != nil {
 			return err
 		}
@@ -148,7 +148,7 @@ func (c command) agentOnce(ctx context.Context, spec agentSpec, inventories []gp
 	}
 	cfg.DataFunc = func() []string { return direct.AddressesOf(sharedDir(c.Env)) }
 	for i, inventory := range inventories {
-		node := nodes.Config{Name: NodeName(spec.Name, i, len(inventories)), Labels: spec.Labels, Inventory: inventory}
+		node := nodes.Config{Name: bus.NodeName(spec.Name, i, len(inventories)), Labels: spec.Labels, Inventory: inventory}
 		cfg.Nodes = append(cfg.Nodes, spec.Resources.nodeConfig(node))
 	}
 	a, err := nodes.NewAgent(cfg)
@@ -223,7 +223,13 @@ func (c command) joinBus(ctx context.Context, spec agentSpec, again bool, log *s
 		Name: "troupe-agent-" + spec.Name, URLs: spec.Access.URLs, TokenFile: spec.Access.TokenFile, CredsFile: spec.Access.CredsFile,
 		TLS: bus.TLSConfig{CAFile: spec.Access.CAFile, Fingerprint: spec.Access.Fingerprint}, Logger: log,
 	}
-	wait, reported := ctx, time.Time{}
+	wait, reported, begun := ctx, time.Time{}, time.Now()
+	patience := time.Duration(0)
+	if _, own := credentialIn(spec.Access.TokenFile); own && again {
+		patience = confineWait
+	} else if own {
+		patience = confineWait / 20
+	}
 	if !again {
 		var cancel context.CancelFunc
 		wait, cancel = context.WithTimeout(ctx, spec.Wait)
@@ -231,6 +237,9 @@ func (c command) joinBus(ctx context.Context, spec agentSpec, again bool, log *s
 	}
 	_ = bus.Retry(wait, bus.Backoff{Most: 2 * time.Second}, func() error {
 		b, err = bus.Open(ctx, cfg)
+		if errors.Is(err, bus.ErrRefused) && time.Since(begun) < patience {
+			return err // a head that starts reads first which credentials are revoked
+		}
 		if err == nil || !errors.Is(err, bus.ErrUnavailable) {
 			return bus.Permanent(err)
 		}
@@ -348,7 +357,7 @@ func (s agentSpec) names() ([]string, error) {
 	}
 	var names []string
 	for i := range n {
-		names = append(names, NodeName(cmp.Or(s.Name, nodes.HostName()), i, n))
+		names = append(names, bus.NodeName(cmp.Or(s.Name, nodes.HostName()), i, n))
 	}
 	return names, nil
 }

@@ -24,10 +24,20 @@ const (
 	defaultCredential = 30 * 24 * time.Hour // how long a credential is valid
 )
 
-// issued is the record of a credential that was issued by command; the key is its id. The text of the credential is in no record.
+// issued is the record of a credential that was issued by command, or to a machine that joined; the key is its id. The text of the credential
+// is in no record.
 type issued struct {
 	bus.Credential
 	Revoked time.Time `json:"revoked,omitzero"`
+	Uses    int       `json:"uses,omitempty"` // of one for joining: machines that may still join with it
+	From    string    `json:"from,omitempty"` // of an agent's: the one with which the machine joined
+}
+
+func (r issued) until() string {
+	if r.Expires.IsZero() {
+		return "-"
+	}
+	return r.Expires.Format(time.DateTime)
 }
 
 func (r issued) state(now time.Time) string {
@@ -36,6 +46,8 @@ func (r issued) state(now time.Time) string {
 		return "revoked"
 	case !r.Expires.IsZero() && now.After(r.Expires):
 		return "expired"
+	case r.Kind == bus.JoinCredential && r.Uses == 0:
+		return "used"
 	}
 	return "valid"
 }
@@ -59,21 +71,21 @@ func serveCredentials(ctx context.Context, b *bus.Bus, replicas int, log *slog.L
 	readyCh, doneCh := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(doneCh)
-		revoked, teams, complete := map[string]struct{}{}, map[string]time.Time{}, false
+		revoked, parents, complete := map[string]struct{}{}, map[string]time.Time{}, false
 		for e := range events {
 			switch e.Kind {
 			case kv.EventDelete: // an id that was revoked stays so for this head
-				delete(teams, e.Key)
+				delete(parents, e.Key)
 			case kv.EventPut:
 				if r, ends := readIssued(e.Entry, log); ends {
 					revoked[e.Key] = struct{}{}
-				} else if r.Kind == bus.TeamCredential {
-					teams[e.Key] = r.Expires
+				} else if r.Kind == bus.TeamCredential || r.Kind == bus.AgentCredential {
+					parents[e.Key] = r.Expires
 				}
 			}
 			first := e.Kind == kv.EventComplete && !complete
 			if complete = complete || first; complete {
-				b.AcceptCredentials(revoked, teams)
+				b.AcceptCredentials(revoked, parents)
 			}
 			if first {
 				close(readyCh)
@@ -112,6 +124,7 @@ func newAuth(c command) *cobra.Command {
 func newAuthNew(c command) *cobra.Command {
 	var name string
 	var lifetime time.Duration
+	var uses int
 	cmd := &cobra.Command{
 		Use:   "new KIND",
 		Short: "Issue a credential",
@@ -119,17 +132,28 @@ func newAuthNew(c command) *cobra.Command {
 
   viewer   the page and the metrics; no connection to the bus
   team     what drivers of one namespace (--namespace) need: its roles, calls, values and reservations; nothing of other namespaces
+  join     troupe join on --uses machines: each gets a credential for its own nodes, and never the head's token
   worker   the messages of one namespace (--namespace), as a worker process has with --confine-workers; nothing of the store
 
 The head does not keep the text: who loses it issues another one, and revokes the first.`,
-		Example:   "  troupe auth new viewer --name prometheus --ttl 8760h > viewer.token\n  troupe auth new team --namespace rl > rl.token    # for its drivers: TROUPE_TOKEN_FILE=rl.token",
+		Example:   "  troupe auth new viewer --name prometheus --ttl 8760h > viewer.token\n  troupe auth new team --namespace rl > rl.token    # for its drivers: TROUPE_TOKEN_FILE=rl.token\n  troupe auth new join --uses 8 --ttl 1h > join.token    # for 8 machines: troupe join URL --token-file join.token",
 		Args:      cobra.ExactArgs(1),
-		ValidArgs: []string{string(bus.TeamCredential), string(bus.ViewerCredential), string(bus.WorkerCredential)},
+		ValidArgs: []string{string(bus.TeamCredential), string(bus.JoinCredential), string(bus.ViewerCredential), string(bus.WorkerCredential)},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if lifetime <= 0 {
 				return cli.Usagef("--ttl %v: must be positive, such as 720h", lifetime)
 			}
-			want := bus.Credential{Kind: bus.CredentialKind(args[0]), Name: name, Expires: time.Now().UTC().Add(lifetime).Truncate(time.Second)}
+			want := issued{Credential: bus.Credential{Kind: bus.CredentialKind(args[0]), Name: name, Expires: time.Now().UTC().Add(lifetime).Truncate(time.Second)}}
+			switch {
+			case want.Kind == bus.AgentCredential:
+				return cli.Usagef("an agent gets its credential when its machine joins: troupe auth new join, and there troupe join --token-file FILE")
+			case want.Kind == bus.JoinCredential && uses <= 0:
+				return cli.Usagef("--uses %d: must be positive", uses)
+			case want.Kind == bus.JoinCredential:
+				want.Uses = uses
+			case cmd.Flags().Changed("uses"):
+				return cli.Usagef("--uses is for credentials of the kind join")
+			}
 			return c.WithBus(cmd.Context(), func(b *bus.Bus, s cli.Server) error {
 				switch want.Kind {
 				case bus.TeamCredential, bus.WorkerCredential:
@@ -141,13 +165,14 @@ The head does not keep the text: who loses it issues another one, and revokes th
 	}
 	cmd.Flags().StringVar(&name, "name", "", "what it is for, for troupe auth list")
 	cmd.Flags().DurationVar(&lifetime, "ttl", defaultCredential, "how long it is valid")
+	cmd.Flags().IntVar(&uses, "uses", 1, "of the kind join: how many machines may join with it")
 	c.ServerFlags(cmd)
 	c.JSONFlag(cmd, "print the credential and what it says as one object")
 	return cmd
 }
 
-func (c command) issue(ctx context.Context, b *bus.Bus, want bus.Credential) error {
-	text, got, err := b.IssueCredential(want)
+func (c command) issue(ctx context.Context, b *bus.Bus, want issued) error {
+	text, got, err := b.IssueCredential(want.Credential)
 	if err != nil {
 		return err
 	}
@@ -155,7 +180,8 @@ func (c command) issue(ctx context.Context, b *bus.Bus, want bus.Credential) err
 	if err != nil {
 		return err
 	}
-	data, err := json.Marshal(issued{Credential: got})
+	want.Credential = got
+	data, err := json.Marshal(want)
 	if err != nil {
 		return err
 	}
@@ -165,7 +191,9 @@ func (c command) issue(ctx context.Context, b *bus.Bus, want bus.Credential) err
 	if _, err := bucket.Create(ctx, got.ID, data); err != nil {
 		return err
 	}
-	c.emitCredential(b, protocol.ActionIssued, got, "issued, until "+got.Expires.Format(time.DateTime))
+	if err := emitCredential(b, protocol.ActionIssued, got, "issued, until "+want.until()); err != nil {
+		c.Warnf("troupe: the event is lost: %v\n", err)
+	}
 	if c.JSON {
 		return c.PrintJSON(struct {
 			bus.Credential
@@ -177,15 +205,13 @@ func (c command) issue(ctx context.Context, b *bus.Bus, want bus.Credential) err
 }
 
 // emitCredential says what was done to a credential, to operators and in the audit trail.
-func (c command) emitCredential(b *bus.Bus, action string, r bus.Credential, what string) {
+func emitCredential(b *bus.Bus, action string, r bus.Credential, what string) error {
 	text := fmt.Sprintf("%s %s (%q): %s", r.Kind, r.ID, r.Name, what)
 	err := nodes.Emit(b, nodes.Event{Kind: protocol.EventCredential, Namespace: r.Namespace, Text: text})
 	if err == nil {
 		err = nodes.Audit(b, nodes.Event{Kind: action, Namespace: r.Namespace, Text: text, Details: map[string]string{"credential": r.ID}})
 	}
-	if err != nil {
-		c.Warnf("troupe: the event is lost: %v\n", err)
-	}
+	return err
 }
 
 // forgetExpired deletes the records of credentials that are refused for their age.
@@ -196,7 +222,7 @@ func forgetExpired(ctx context.Context, bucket *kv.Bucket) error {
 	}
 	var ops []kv.Op
 	for _, r := range all {
-		if time.Since(r.Expires) > time.Hour && len(ops) < kv.MaxBatch/2 {
+		if !r.Expires.IsZero() && time.Since(r.Expires) > time.Hour && len(ops) < kv.MaxBatch/2 {
 			ops = append(ops, kv.OpDelete(r.ID, 0))
 		}
 	}
@@ -224,8 +250,8 @@ func listIssued(ctx context.Context, bucket *kv.Bucket) ([]issued, error) {
 func newAuthList(c command) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "list",
-		Short:   "List the credentials that were issued by command",
-		Long:    "List shows the credentials of troupe auth new. Those that agents make for their workers are not in the list.",
+		Short:   "List the credentials of teams, viewers and nodes",
+		Long:    "List shows the credentials of troupe auth new, and those of machines that have joined with one. Those of workers are not in the list.",
 		Example: "  troupe auth list\n  troupe auth list --json | jq -r '.[] | select(.kind == \"viewer\") | .id'",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -244,10 +270,10 @@ func newAuthList(c command) *cobra.Command {
 				var rows [][]string
 				for _, r := range all {
 					rows = append(rows, []string{
-						r.ID, string(r.Kind), cmp.Or(r.Namespace, "-"), cmp.Or(r.Name, "-"), cli.Age(r.Issued), r.Expires.Format(time.DateTime), r.state(time.Now()),
+						r.ID, string(r.Kind), cmp.Or(r.Namespace, r.Node, "-"), cmp.Or(r.Name, "-"), cli.Age(r.Issued), r.until(), r.state(time.Now()),
 					})
 				}
-				return c.TableOr("no credentials; troupe auth new issues one", "ID KIND NAMESPACE NAME ISSUED EXPIRES STATE", rows)
+				return c.TableOr("no credentials; troupe auth new issues one", "ID KIND FOR NAME ISSUED EXPIRES STATE", rows)
 			})
 		},
 	}
@@ -294,7 +320,9 @@ func (c command) revoke(ctx context.Context, b *bus.Bus, id string) error {
 	if _, err := bucket.Update(ctx, id, data, entry.Revision); err != nil {
 		return fmt.Errorf("revoke %s: %w", id, err)
 	}
-	c.emitCredential(b, protocol.ActionRevoked, r.Credential, "revoked")
+	if err := emitCredential(b, protocol.ActionRevoked, r.Credential, "revoked"); err != nil {
+		c.Warnf("troupe: the event is lost: %v\n", err)
+	}
 	c.Printf("revoked %s %s\n", r.Kind, id)
 	return nil
 }

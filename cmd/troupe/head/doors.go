@@ -15,7 +15,7 @@ import (
 	"troupe/roles/registry"
 )
 
-// serveDoors serves processes with a team's credential while this head leads, until stop is called.
+// serveDoors serves processes with the credential of a team or an agent, and machines that join, while this head leads, until stop is called.
 func serveDoors(ctx context.Context, b *bus.Bus, desk *placement.Desk) (stop func(), err error) {
 	var stops []func()
 	stop = func() {
@@ -24,12 +24,20 @@ func serveDoors(ctx context.Context, b *bus.Bus, desk *placement.Desk) (stop fun
 		}
 	}
 	grants := func(namespace string) ([]nodes.Granted, bool) { return grantsOf(desk, namespace) }
-	events := nodes.EventDoor{Bus: b, Serves: desk.Leads}
+	teamEvents := nodes.EventDoor{Bus: b, Of: bus.TeamCredential, Serves: desk.Leads}
+	agentEvents := nodes.EventDoor{Bus: b, Of: bus.AgentCredential, Serves: desk.Leads}
+	agents := stream.Door{
+		Bus: b, Of: bus.AgentCredential, Serves: desk.Leads, Shared: nodes.TeamStreams(), Objects: []stream.SharedObjects{folders.TeamObjects()},
+		Stores: []string{bus.Logs("", "", "", -1)},
+	}
 	for _, serve := range []func() (func(), error){
 		func() (func(), error) { return registry.ServeDoor(ctx, b, desk.Leads) },
 		nodes.Relay{Bus: b, Serves: desk.Leads, GrantsFunc: grants}.Start,
-		events.Start,
+		teamEvents.Start,
+		agentEvents.Start,
 		teamStreams(b, desk.Leads).Start,
+		agents.Start,
+		func() (func(), error) { return serveJoins(b, desk.Leads) },
 	} {
 		s, failed := serve()
 		if err = errors.Join(err, failed); failed == nil {
@@ -46,7 +54,7 @@ func serveDoors(ctx context.Context, b *bus.Bus, desk *placement.Desk) (stop fun
 // teamStreams serves what teams store and read: pipelines, rollouts, folders, timelines, output and events.
 func teamStreams(b *bus.Bus, serves func() bool) stream.Door {
 	return stream.Door{
-		Bus: b, Serves: serves, Shared: nodes.TeamStreams(), Objects: []stream.SharedObjects{folders.TeamObjects(), roles.TeamObjects()},
+		Bus: b, Of: bus.TeamCredential, Serves: serves, Shared: nodes.TeamStreams(), Objects: []stream.SharedObjects{folders.TeamObjects(), roles.TeamObjects()},
 		SubjectFunc: func(namespace, name string) (subject string, ok bool) {
 			if subject, ok = pipeline.StreamSubject(namespace, name); !ok {
 				subject, ok = rollouts.StreamSubject(namespace, name)

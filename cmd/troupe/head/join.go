@@ -42,7 +42,9 @@ func newJoin(c command) *cobra.Command {
 		Long: `Join runs the agent of this machine: it offers the machine's devices to the head at URL, and starts, watches and ends the
 worker processes that drivers ask for. It waits for a head that is not there yet.
 
-The token comes from --token-file ("-" is standard input) or TROUPE_TOKEN, never from the command line. The certificate of a head
+The token comes from --token-file ("-" is standard input) or TROUPE_TOKEN, never from the command line. It may be a credential of
+"troupe auth new join": then the machine gets a credential for its own nodes, keeps it in its folder (--dir), and never has the
+head's token. The certificate of a head
 beyond loopback is checked by its fingerprint, which "troupe up" prints. For an external NATS server, --creds or TROUPE_CREDS
 names a credentials file.
 
@@ -192,7 +194,7 @@ func (c command) join(ctx context.Context, spec agentSpec) error {
 	if err := os.MkdirAll(spec.Dir, 0o700); err != nil {
 		return err
 	}
-	err = c.agent(ctx, spec, func() {
+	err = c.joinAs(ctx, spec, names, func() {
 		if c.JSON {
 			_ = c.PrintJSON(map[string]any{"nodes": names, "url": bus.Redact(spec.Access.URLs[0]), "pid": os.Getpid()}) // fails only if the output is closed
 			return

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"strings"
 	"sync"
 
@@ -189,14 +188,6 @@ func CloseDevices(inventories []gpu.Inventory) {
 	for _, inventory := range inventories {
 		_ = inventory.Close() // inventories are only read
 	}
-}
-
-// NodeName is the name of the i-th of n nodes of one machine.
-func NodeName(name string, i, n int) string {
-	if n == 1 {
-		return name
-	}
-	return fmt.Sprintf("%s-%d", name, i)
 }
 
 // placementService is the placement service of a head.
