@@ -35,9 +35,10 @@ test: ## all tests, Go and Python
 	@$(MAKE) --no-print-directory go-test
 	@$(MAKE) --no-print-directory python-test
 
-# The tests wait more than they compute: five packages and six tests of each at once fill two cores. `make lint` vets them; no symbols, as they are linked for one run.
+# The tests wait more than they compute: six packages, the longest first, and eight tests of each at once fill two cores. `make lint` vets them; no symbols, as
+# they are linked for one run.
 go-test: ## the Go tests
-	$(GO) test -vet=off -ldflags "-s -w" -p 5 -parallel 6 -timeout 30m $(PACKAGES)
+	$(GO) test -vet=off -ldflags "-s -w" -p 6 -parallel 8 -timeout 30m ./cmd/troupe ./bus/calls ./cmd/libtroupe $(PACKAGES)
 
 # Long runs and clusters of heads have the machine for themselves under the race detector: the rest leaves them too little of two cores.
 ALONE := TestSoak$$|TestALongItemDoesNotKeepTheOthersOnDisk|TestAServerOfAClusterDies|TestModelOfCrashes|TestDriverMemoryIsBounded|TestTimelineRequestsAreChecked|TestOneHeadBecomesThree|TestThreeHeadsAreOneCluster|TestClusterUpgrade|TestHeadGrowsAndShrinks|TestLastMemberGoesOnAlone|TestFaultsOfThreeHeads
@@ -71,7 +72,7 @@ python: build $(VENV)/ready ## the Go core as a library, and .venv with the pack
 	cp -f bin/troupe python/troupe/bin/troupe
 	$(VENV)/bin/python -m compileall -q python/troupe # as an installation does: a worker that starts should not have to
 
-# troupe.ray and Troupe's own API each hold the one session of a process: two runs, side by side. The tests of weights have processes of their own: a session keeps
+# troupe.ray and Troupe's own API each hold the one session of a process: two runs, side by side. The tests of one file of troupe.ray share a session. The tests of weights have processes of their own: a session keeps
 # the newest version that it has published, and a simulated device, which the others count as theirs.
 python-test: ## the Python suite; `make python` first
 	@$(MAKE) --no-print-directory -j2 python-test-core python-test-ray
@@ -81,7 +82,7 @@ python-test-core:
 	cd python && ../$(VENV)/bin/python -m pytest -n 3 tests/test_weights.py
 
 python-test-ray:
-	cd python && ../$(VENV)/bin/python -m pytest tests/ray_api
+	cd python && ../$(VENV)/bin/python -m pytest -n 3 --dist loadfile tests/ray_api
 
 PYTHON_SOURCES := python examples/python examples/pipelines benchmarks/python benchmarks/upgrade bus/wire/testdata
 python-lint: $(VENV)/ready

@@ -9,7 +9,7 @@ import (
 type DifferingRank struct {
 	Rank  int
 	At    StackFrame // the outermost frame that differs
-	Inner StackFrame // the innermost frame
+	Inner StackFrame // the innermost frame that has a file
 	Most  StackFrame // where most ranks are instead of At
 	Agree int        // ranks at Most
 	Of    int        // ranks that run a method
@@ -50,12 +50,22 @@ func differing(ranks []WorkerStacks, paths [][]StackFrame, depth, most, agree in
 	for i, path := range paths {
 		if placeAt(path, depth) != placeAt(paths[most], depth) {
 			out = append(out, DifferingRank{
-				Rank: ranks[i].Rank, At: path[min(depth, len(path)-1)], Inner: path[len(path)-1],
+				Rank: ranks[i].Rank, At: path[min(depth, len(path)-1)], Inner: innermost(path),
 				Most: paths[most][min(depth, len(paths[most])-1)], Agree: agree, Of: len(paths),
 			})
 		}
 	}
 	return out
+}
+
+// innermost is the innermost frame that is not of a module within Python itself ("<frozen genericpath>"), whose lines nobody can look up.
+func innermost(path []StackFrame) StackFrame {
+	for _, f := range slices.Backward(path) {
+		if !strings.HasPrefix(f.File, "<") {
+			return f
+		}
+	}
+	return path[len(path)-1]
 }
 
 // place is where a frame is. Names of functions differ between the ways in which stacks are read.
