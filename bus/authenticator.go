@@ -23,12 +23,16 @@ type authenticator struct {
 	token    string
 	password string // of the system account of a member; empty: it has none
 	srv      *server.Server
+	log      *slog.Logger
+	most     int // connections of one credential and its workers
 
 	denied atomic.Uint64 // publications and subscriptions that a credential does not permit
 
 	mu      sync.Mutex // guards what follows
 	opened  bool       // credentials are accepted
 	revoked map[string]struct{}
+	open    map[string]int       // connections that were made, by the credential or that of its team or agent; those that have ended are not subtracted,
+	counted time.Time            // but are when they are counted again
 	parents map[string]time.Time // credentials that have workers, of teams and agents, as far as they are in the store: when they expire
 }
 
@@ -57,12 +61,58 @@ func (a *authenticator) Check(client server.ClientAuthentication) bool {
 	if len(r.Hear) == 0 {
 		return false // it is not for the bus
 	}
+	if !a.admit(parentOf(c.ID)) {
+		return false
+	}
 	client.RegisterUser(&server.User{Username: c.ID, ConnectionDeadline: c.Expires, Permissions: &server.Permissions{
 		Publish:   &server.SubjectPermission{Allow: append(r.Publish, nothing), Deny: r.PublishNot},
 		Subscribe: &server.SubjectPermission{Allow: append(r.Hear, nothing)},
 	}})
 	_, err = a.accept(c)
 	return err == nil // again: a revocation before the registration has not found this connection
+}
+
+// admit counts a connection, and refuses it if the credential and its workers have as many as they may: they would leave none to others.
+func (a *authenticator) admit(parent string) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if due := time.Since(a.counted) > time.Second; due && (a.open[parent] >= a.most || len(a.open) > 4*connzPage) {
+		a.counted = time.Now()
+		a.mu.Unlock()
+		open := map[string]int{}
+		a.connections(func(id string, _ uint64) { open[parentOf(id)]++ })
+		a.mu.Lock()
+		a.open = open
+		if open[parent] >= a.most {
+			a.log.Warn("bus: a credential has as many connections as it may, half of those of the server; more are refused", "credential", parent, "connections", open[parent])
+		}
+	}
+	if a.open == nil {
+		a.open = map[string]int{}
+	}
+	if a.open[parent] >= a.most {
+		return false
+	}
+	a.open[parent]++
+	return true
+}
+
+// connections calls f with each connection that was made with a credential.
+func (a *authenticator) connections(f func(id string, cid uint64)) {
+	for offset := 0; ; offset += connzPage {
+		list, err := a.srv.Connz(&server.ConnzOptions{Username: true, Offset: offset, Limit: connzPage, State: server.ConnOpen})
+		if err != nil {
+			return // the server is ending
+		}
+		for _, conn := range list.Conns {
+			if conn.AuthorizedUser != "" {
+				f(conn.AuthorizedUser, conn.Cid)
+			}
+		}
+		if len(list.Conns) < connzPage {
+			return
+		}
+	}
 }
 
 func equal(a, b string) bool { return subtle.ConstantTimeCompare([]byte(a), []byte(b)) == 1 }
@@ -104,20 +154,11 @@ func (a *authenticator) revoke(ids map[string]struct{}, parents map[string]time.
 		return
 	}
 	var ended []uint64
-	for offset := 0; ; offset += connzPage {
-		list, err := a.srv.Connz(&server.ConnzOptions{Username: true, Offset: offset, Limit: connzPage, State: server.ConnOpen})
-		if err != nil {
-			return // the server is ending
+	a.connections(func(id string, cid uint64) {
+		if fresh(id) || fresh(parentOf(id)) {
+			ended = append(ended, cid)
 		}
-		for _, conn := range list.Conns {
-			if id := conn.AuthorizedUser; fresh(id) || fresh(parentOf(id)) {
-				ended = append(ended, conn.Cid)
-			}
-		}
-		if len(list.Conns) < connzPage {
-			break
-		}
-	}
+	})
 	for _, cid := range ended {
 		_ = a.srv.DisconnectClientByID(cid) // it may be gone
 	}

@@ -307,6 +307,35 @@ func TestWorkersOfATeamEndWithIt(t *testing.T) {
 	refused("the team's is revoked")
 }
 
+// One credential and its workers do not take the connections of all: more than their part are refused, until some of them have ended.
+func TestCredentialHasItsPartOfTheConnections(t *testing.T) {
+	t.Parallel()
+	b := withCredentials(t)
+	b.SetConnectionsMost(4)
+	red, c := issue(t, bus.Credential{Kind: bus.TeamCredential, Namespace: "red"})
+	worker, _ := issue(t, bus.ForWorker(c.ID, "red"))
+	blue, _ := issue(t, bus.Credential{Kind: bus.TeamCredential, Namespace: "blue"})
+	b.AcceptCredentials(nil, map[string]time.Time{c.ID: {}})
+	var all []*nats.Conn
+	for _, text := range []string{red, worker, worker, red} {
+		all = append(all, attacker(t, b, text))
+	}
+	for _, text := range []string{red, worker} {
+		_, err := nats.Connect(b.URL(), nats.Token(text), nats.NoReconnect())
+		require.ErrorIs(t, err, nats.ErrAuthorization)
+	}
+	attacker(t, b, blue)
+	attacker(t, b, headToken)
+	all[1].Close()
+	require.Eventually(t, func() bool {
+		nc, err := nats.Connect(b.URL(), nats.Token(worker), nats.NoReconnect())
+		if err == nil {
+			t.Cleanup(nc.Close)
+		}
+		return err == nil
+	}, time.Minute, 100*time.Millisecond, "as one has ended")
+}
+
 // docs/security.md has the table that the permissions are made from.
 func TestSecurityDocument(t *testing.T) {
 	t.Parallel()

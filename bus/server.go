@@ -61,7 +61,7 @@ func startServer(ctx context.Context, name string, cfg ServerConfig, log *slog.L
 	}
 	e := &embedded{}
 	if cfg.Token != "" {
-		e.auth = &authenticator{token: cfg.Token}
+		e.auth = &authenticator{token: cfg.Token, most: opts.MaxConn / 2}
 		opts.CustomClientAuthentication = e.auth
 	}
 	if cfg.Cluster != nil {
@@ -85,6 +85,9 @@ func startServer(ctx context.Context, name string, cfg ServerConfig, log *slog.L
 		return nil, Errorf(CodeUnavailable, "embedded server with store %s: %w", cfg.StoreDir, err)
 	}
 	e.log = log
+	if e.auth != nil {
+		e.auth.log = log
+	}
 	if err := e.start(ctx, opts, newStoreGuard(opts.StoreDir, cfg, log)); err != nil {
 		e.stop()
 		return nil, err

@@ -70,6 +70,9 @@ type Config struct {
 // Rules configure the queue.
 type Rules struct {
 	planner.Policy
+	// MaxPriority is the highest priority of requests by namespace. A namespace without an entry has that of planner.AnyNamespace, and without
+	// one is not limited.
+	MaxPriority map[string]int `json:"max_priority,omitempty" msgpack:"max_priority,omitempty"`
 	// Grace is the time that the holder of a preempted reservation has to release it. Zero: 30 s.
 	Grace time.Duration `json:"grace,omitempty" msgpack:"grace,omitempty"`
 }
@@ -133,10 +136,27 @@ func (r Rules) check() error {
 			errs = append(errs, &RequestError{Problem: planner.ErrBadShare, Detail: fmt.Sprintf("namespace %q has a quota of %s devices", namespace, quota), Hint: "a quota must not be negative"})
 		}
 	}
+	for namespace := range r.MaxPriority {
+		if err := bus.CheckName("namespace", namespace); err != nil && namespace != planner.AnyNamespace {
+			errs = append(errs, err)
+		}
+	}
 	if r.Grace < 0 {
 		errs = append(errs, bus.Errorf(bus.CodeInvalid, "a grace of %v must not be negative", r.Grace))
 	}
 	return errors.Join(errs...)
+}
+
+// checkPriority refuses a request that would go before what others may ask for.
+func (r Rules) checkPriority(q *Request) error {
+	most, limited := r.MaxPriority[q.Namespace]
+	if !limited {
+		most, limited = r.MaxPriority[planner.AnyNamespace]
+	}
+	if !limited || q.Priority <= most {
+		return nil
+	}
+	return bus.Errorf(bus.CodeRefused, "reservation %q: its priority %d is above %d, the highest of namespace %s; ask for less, or the operator for more (troupe rules --max-priority)", q.ID, q.Priority, most, q.Namespace)
 }
 
 func (r Rules) grace() time.Duration { return cmp.Or(r.Grace, defaultGrace) }

@@ -187,6 +187,10 @@ func (d *Desk) submit(r *deskRequest) {
 		}
 		return
 	}
+	if err := t.rules.checkPriority(&r.request); err != nil {
+		d.finish(r, Record{}, err)
+		return
+	}
 	t.queue[r.request.ID] = &waiter{call: c, since: r.since, renewed: r.since}
 	d.schedule()
 }

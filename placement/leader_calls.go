@@ -192,6 +192,10 @@ func (t *leaderTerm) handleReserve(c *call, now time.Time) {
 		t.needsSchedule = true
 		return
 	}
+	if err := t.rules.checkPriority(q); err != nil {
+		t.answerErr(c, err)
+		return
+	}
 	waited := time.Duration(max(c.Waited, 0)) * time.Microsecond
 	t.queue[q.ID] = &waiter{call: c, since: now.Add(-waited), renewed: now}
 	t.needsSchedule = true

@@ -241,7 +241,10 @@ func (t *leaderTerm) refusalReason(w *waiter, wait *planner.Wait) error {
 
 // preempt starts the grace period of the victims.
 func (t *leaderTerm) preempt(p planner.Preemption) {
-	grace := t.rules.grace()
+	grace, above := t.rules.grace(), t.requestName(p.For)
+	if w := t.queue[p.For]; w != nil {
+		above += fmt.Sprintf(", whose priority %d is higher", w.call.request.Priority)
+	}
 	for _, id := range p.Victims {
 		e := t.records[id]
 		if e == nil {
@@ -252,7 +255,7 @@ func (t *leaderTerm) preempt(p planner.Preemption) {
 			continue
 		}
 		leaving := e.storedRecord
-		leaving.Leaving, leaving.State, leaving.Why = true, StateLeaving, "preempted for "+p.For
+		leaving.Leaving, leaving.State, leaving.Why = true, StateLeaving, "preempted for "+above+" (troupe rules: preemption is on)"
 		e.evictAt = t.round.now.Add(grace)
 		t.planner.Release(id)
 		if err := t.planner.Grant(leaving.Reservation); err != nil {
@@ -260,7 +263,7 @@ func (t *leaderTerm) preempt(p planner.Preemption) {
 			continue
 		}
 		t.updateRecord(e, leaving, Event{Kind: EventLeave, Why: leaving.Why, Grace: grace.Milliseconds()})
-		n := reservationEvent(e, protocol.EventReservationPreempted, fmt.Sprintf("reservation %s is preempted for %s; its grace period is %v", id, t.requestName(p.For), grace))
+		n := reservationEvent(e, protocol.EventReservationPreempted, fmt.Sprintf("reservation %s is preempted for %s; its grace period is %v", id, above, grace))
 		n.Details["for"] = p.For
 		t.emit(n)
 	}

@@ -3,6 +3,7 @@ package placement_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -149,7 +150,7 @@ func TestRulesOutliveTheLeader(t *testing.T) {
 	first := s.service(placement.Config{})
 	op, c := s.client(""), s.client("small")
 	s.ready(op, 1)
-	rules := placement.Rules{Policy: planner.Policy{Quotas: map[string]placement.Share{"small": placement.Wholes(2), "*": placement.Wholes(1)}}, Grace: time.Second}
+	rules := placement.Rules{Policy: planner.Policy{Quotas: map[string]placement.Share{"small": placement.Wholes(2), "*": placement.Wholes(1)}}, MaxPriority: map[string]int{"small": 3, "*": 0}, Grace: time.Second}
 	require.NoError(t, op.SetRules(t.Context(), rules))
 	a, err := c.Reserve(t.Context(), gang("a", 1, 2))
 	require.NoError(t, err)
@@ -169,6 +170,13 @@ func TestRulesOutliveTheLeader(t *testing.T) {
 	require.NoError(t, c.Release(t.Context(), "a", a.Token), "the token holds over the change of leaders")
 	_, err = c.TryReserve(t.Context(), gang("b", 1, 1))
 	require.NoError(t, err)
+	for namespace, most := range map[string]int{"small": 3, "other": 0} {
+		urgent := gang("urgent", 1, 1)
+		urgent.Priority = most + 1
+		_, err = s.client(namespace).Reserve(t.Context(), urgent)
+		require.ErrorIs(t, err, bus.ErrRefused)
+		require.ErrorContains(t, err, fmt.Sprintf("its priority %d is above %d, the highest of namespace %s", most+1, most, namespace))
+	}
 	for _, namespace := range []string{"other", "third"} { // each has the quota of the namespaces that have none
 		_, err = s.client(namespace).TryReserve(t.Context(), gang(namespace+"-large", 1, 2))
 		require.ErrorIs(t, err, placement.ErrNeverFits)
@@ -199,6 +207,8 @@ func TestPreemption(t *testing.T) {
 	require.Equal(t, placement.EventLeave, leave.Kind)
 	require.EqualValues(t, 300, leave.Grace)
 	require.Equal(t, low.Token, leave.Token)
+	require.Contains(t, leave.Why, "preempted for role-high (high of namespace default)")
+	require.Contains(t, leave.Why, "whose priority 5 is higher")
 	require.Equal(t, placement.EventPreempted, gone.Kind)
 	require.Greater(t, high.Token, low.Token)
 	require.NoError(t, c.Release(t.Context(), "low", low.Token), "released already")

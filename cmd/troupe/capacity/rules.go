@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 // rulesFlags is what is to be changed about the queue.
 type rulesFlags struct {
 	quotas   []string
+	most     []string
 	preempt  bool
 	grace    time.Duration
 	backfill int
@@ -30,9 +32,10 @@ func newRules(c command) *cobra.Command {
 		Long: `Rules prints the rules of the queue. Flags change the rules that they name; changes outlive the head.
 
 A quota is the largest number of devices that a namespace may hold; NAMESPACE=none removes it. The namespace * stands for each that has
-no quota of its own. Preemption is off by default. It
+no quota of its own. --max-priority is the highest priority that
+requests of a namespace may have, in the same way. Preemption is off by default. It
 lets the first request of the queue preempt reservations of lower priority, whose holders have --grace to release them.`,
-		Example: "  troupe rules\n  troupe rules --quota team-a=16,team-b=8\n  troupe rules --quota '*=8'\n  troupe rules --preempt --grace 2m",
+		Example: "  troupe rules\n  troupe rules --quota team-a=16,team-b=8\n  troupe rules --quota '*=8' --max-priority '*=0,team-a=10'\n  troupe rules --preempt --grace 2m",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			changed, err := f.check(cmd)
@@ -43,44 +46,31 @@ lets the first request of the queue preempt reservations of lower priority, whos
 		},
 	}
 	cmd.Flags().StringSliceVar(&f.quotas, "quota", nil, "the most devices of a namespace, NAMESPACE=N or NAMESPACE=none; * is each without a quota of its own")
+	cmd.Flags().StringSliceVar(&f.most, "max-priority", nil, "the highest priority of a namespace's requests, NAMESPACE=N or NAMESPACE=none; * is each without one of its own")
 	cmd.Flags().BoolVar(&f.preempt, "preempt", false, "let the first request of the queue preempt lower priorities")
 	cmd.Flags().DurationVar(&f.grace, "grace", 0, "time for a preempted holder to release (default 30s)")
 	cmd.Flags().IntVar(&f.backfill, "backfill-depth", 0, "requests behind the first that are tried each time; -1 for none (default 128)")
 	c.ServerFlags(cmd)
-	c.JSONFlag(cmd, "print one JSON object: quotas, preempt, backfill_depth and grace_s, in seconds")
+	c.JSONFlag(cmd, "print one JSON object: quotas, max_priority, preempt, backfill_depth and grace_s, in seconds")
 	return cmd
 }
 
 // check is the change that the flags make; nil for none.
 func (f *rulesFlags) check(cmd *cobra.Command) (change func(*placement.Rules), err error) {
-	quotas := map[string]*placement.Share{} // nil removes the quota
-	for _, text := range f.quotas {
-		namespace, limit, ok := strings.Cut(text, "=")
-		if !ok || namespace == "" {
-			return nil, cli.Usagef("--quota %q: give NAMESPACE=N or NAMESPACE=none", text)
-		}
-		if quotas[namespace] = nil; limit != "none" {
-			share, err := planner.ParseShare(limit)
-			if err != nil {
-				return nil, cli.Usagef("--quota %q: %w", text, err)
-			}
-			quotas[namespace] = &share
-		}
+	quotas, err := byNamespace("--quota", f.quotas, planner.ParseShare)
+	if err != nil {
+		return nil, err
+	}
+	most, err := byNamespace("--max-priority", f.most, strconv.Atoi)
+	if err != nil {
+		return nil, err
 	}
 	flags := cmd.Flags()
-	if !flags.Changed("quota") && !flags.Changed("preempt") && !flags.Changed("grace") && !flags.Changed("backfill-depth") {
+	if !flags.Changed("quota") && !flags.Changed("max-priority") && !flags.Changed("preempt") && !flags.Changed("grace") && !flags.Changed("backfill-depth") {
 		return nil, nil
 	}
 	return func(r *placement.Rules) {
-		r.Quotas = maps.Clone(r.Quotas)
-		if r.Quotas == nil {
-			r.Quotas = map[string]placement.Share{}
-		}
-		for namespace, share := range quotas {
-			if delete(r.Quotas, namespace); share != nil {
-				r.Quotas[namespace] = *share
-			}
-		}
+		r.Quotas, r.MaxPriority = merge(r.Quotas, quotas), merge(r.MaxPriority, most)
 		if flags.Changed("preempt") {
 			r.Preempt = f.preempt
 		}
@@ -91,6 +81,37 @@ func (f *rulesFlags) check(cmd *cobra.Command) (change func(*placement.Rules), e
 			r.BackfillDepth = f.backfill
 		}
 	}, nil
+}
+
+// byNamespace reads NAMESPACE=VALUE; nil is NAMESPACE=none.
+func byNamespace[V any](flag string, texts []string, parse func(string) (V, error)) (map[string]*V, error) {
+	values := map[string]*V{}
+	for _, text := range texts {
+		namespace, value, ok := strings.Cut(text, "=")
+		if !ok || namespace == "" {
+			return nil, cli.Usagef("%s %q: give NAMESPACE=N or NAMESPACE=none", flag, text)
+		}
+		if values[namespace] = nil; value != "none" {
+			v, err := parse(value)
+			if err != nil {
+				return nil, cli.Usagef("%s %q: %w", flag, text, err)
+			}
+			values[namespace] = &v
+		}
+	}
+	return values, nil
+}
+
+// merge is a map with changes, of which nil removes the key.
+func merge[V any](old map[string]V, changes map[string]*V) map[string]V {
+	merged := map[string]V{}
+	maps.Copy(merged, old)
+	for namespace, v := range changes {
+		if delete(merged, namespace); v != nil {
+			merged[namespace] = *v
+		}
+	}
+	return merged
 }
 
 func (c command) rules(ctx context.Context, change func(*placement.Rules)) error {
@@ -126,11 +147,17 @@ func (c command) showRules(r placement.Rules) error {
 		c.Printf("quotas: none\n")
 	}
 	for _, namespace := range slices.Sorted(maps.Keys(r.Quotas)) {
-		name := namespace
-		if name == planner.AnyNamespace {
-			name = "each other namespace"
-		}
-		c.Printf("quota of %s: %s devices\n", name, r.Quotas[namespace])
+		c.Printf("quota of %s: %s devices\n", nameOf(namespace), r.Quotas[namespace])
+	}
+	for _, namespace := range slices.Sorted(maps.Keys(r.MaxPriority)) {
+		c.Printf("highest priority of %s: %d\n", nameOf(namespace), r.MaxPriority[namespace])
 	}
 	return nil
+}
+
+func nameOf(namespace string) string {
+	if namespace == planner.AnyNamespace {
+		return "each other namespace"
+	}
+	return namespace
 }
