@@ -85,6 +85,10 @@ func (h *rawClient) send(m message) (answer, error) {
 
 // reserve sends a request for reservation x until it is granted, and returns the message.
 func (h *rawClient) reserve(seq uint64) message {
+	require.Eventually(h.t, func() bool { // a request that came before the node would be answered with its failure for good
+		nodes, err := h.operator.Nodes(h.t.Context())
+		return err == nil && len(nodes) == 1
+	}, 2*time.Minute, 10*time.Millisecond)
 	raw, err := encodeRequest(Request{ID: "x", Namespace: "default", Bundles: Repeat(1, Bundle{Devices: Whole})})
 	require.NoError(h.t, err)
 	m := message{Seq: seq, Verb: verbReserve, Request: raw}
