@@ -3,6 +3,7 @@ package bus
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -160,8 +161,14 @@ func (b *Bus) FindOrCreateStream(ctx context.Context, name string, create func()
 			s, err = b.CreateStream(ctx, create())
 		}
 		again := errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) || errors.Is(err, jetstream.ErrStreamNotFound)
-		if !again || Sleep(known, streamPoll) != nil {
+		if !again {
 			return s, err
+		}
+		if Sleep(known, streamPoll) != nil {
+			if ctx.Err() != nil {
+				err = fmt.Errorf("%w: %w", ctx.Err(), err) // the caller may try again
+			}
+			return nil, err
 		}
 	}
 }

@@ -106,7 +106,7 @@ func TestForkedWorkersOutliveTheirServer(t *testing.T) {
 // A fork server takes as long as a worker: one worker alone does not wait for it, the second worker of a program has it. It ends
 // when it is not used.
 func TestForkServerComesWithTheSecondWorker(t *testing.T) {
-	s := startAgent(t, func(c *nodes.AgentConfig) { c.ForkIdle = 100 * time.Millisecond })
+	s := startAgent(t, func(c *nodes.AgentConfig) { c.ForkIdle = 2 * time.Second }) // longer than a busy machine takes from the server to the fork
 	l := forked(t, `sys.exit(was_forked)`, 0)
 	s.launch(l)
 	require.Equal(t, 0, s.exitOf(0).Code)

@@ -63,7 +63,7 @@ func TestOnePreemptionPerRequest(t *testing.T) {
 	defer mu.Unlock()
 	for _, e := range told {
 		require.Equal(t, "small", e.ID)
-		require.Contains(t, e.Why, "preempted for urgent")
+		require.Contains(t, e.Why, "preempted for role-urgent")
 	}
 	require.Len(t, told, 2, "it is told to go, and that it is over")
 	var stored []agent.Event
