@@ -9,7 +9,7 @@ import pytest
 
 from ray_api.raytest import REAL, ray
 
-if "RAY_TMPDIR" not in os.environ or "PYTEST_XDIST_WORKER" in os.environ:  # sessions of other processes of this machine are not found
+if "RAY_TMPDIR" not in os.environ or "PYTEST_XDIST_WORKER" in os.environ:  # sessions of other processes are not found
     os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(prefix="ray-test-")
     atexit.register(shutil.rmtree, os.environ["RAY_TMPDIR"], True)
 
