@@ -35,10 +35,10 @@ test: ## all tests, Go and Python
 	@$(MAKE) --no-print-directory go-test
 	@$(MAKE) --no-print-directory python-test
 
-# The tests wait more than they compute: six packages, the longest first, and eight tests of each at once fill two cores. `make lint` vets them; no symbols, as
+# The tests wait more than they compute: five packages, the longest first, and six tests of each at once fill two cores. `make lint` vets them; no symbols, as
 # they are linked for one run.
 go-test: ## the Go tests
-	$(GO) test -vet=off -ldflags "-s -w" -p 6 -parallel 8 -timeout 30m ./cmd/troupe ./bus/calls ./cmd/libtroupe $(PACKAGES)
+	$(GO) test -vet=off -ldflags "-s -w" -p 5 -parallel 6 -timeout 30m ./cmd/troupe ./bus/calls ./cmd/libtroupe $(PACKAGES)
 
 # Long runs and clusters of heads have the machine for themselves under the race detector: the rest leaves them too little of two cores.
 ALONE := TestSoak$$|TestALongItemDoesNotKeepTheOthersOnDisk|TestAServerOfAClusterDies|TestModelOfCrashes|TestDriverMemoryIsBounded|TestTimelineRequestsAreChecked|TestOneHeadBecomesThree|TestThreeHeadsAreOneCluster|TestClusterUpgrade|TestHeadGrowsAndShrinks|TestLastMemberGoesOnAlone|TestFaultsOfThreeHeads
@@ -82,7 +82,7 @@ python-test-core:
 	cd python && ../$(VENV)/bin/python -m pytest -n 3 tests/test_weights.py
 
 python-test-ray:
-	cd python && ../$(VENV)/bin/python -m pytest -n 3 --dist loadfile tests/ray_api
+	cd python && ../$(VENV)/bin/python -m pytest -n 2 --dist loadfile tests/ray_api
 
 PYTHON_SOURCES := python examples/python examples/pipelines benchmarks/python benchmarks/upgrade bus/wire/testdata
 python-lint: $(VENV)/ready

@@ -397,8 +397,14 @@ func (c command) shrinkTo(ctx context.Context, b *bus.Bus, store string, f *clus
 		}
 		c.Printf("%s has left\n", m)
 	}
-	if _, err := tell(ctx, b, order{f.Own, orderRestart}); err != nil {
-		return err
+	_, told := tell(ctx, b, order{f.Own, orderRestart})
+	if errors.Is(told, bus.ErrRefused) {
+		return told
+	}
+	if told != nil { // the answer may be lost with the server that has ended
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, orderLimit)
+		defer cancel()
 	}
 	err := bus.Retry(ctx, bus.Backoff{First: 50 * time.Millisecond, Most: 500 * time.Millisecond}, func() error {
 		if heads := AskAll(ctx, b); len(heads) != 1 || heads[0].Member != "" || !heads[0].Ready {
@@ -408,6 +414,8 @@ func (c command) shrinkTo(ctx context.Context, b *bus.Bus, store string, f *clus
 	})
 	if err == nil {
 		c.Printf("%s is a head alone\n", f.Own)
+	} else if told != nil {
+		err = told
 	}
 	return err
 }

@@ -56,7 +56,8 @@ func (h *head) serveOrders(b *bus.Bus, log *slog.Logger) (*bus.Subscription, <-c
 		bus.Go(bus.Guard(func() {
 			answer := h.accept(o)
 			if data, err := json.Marshal(answer); err == nil {
-				_ = b.Respond(m, data) // the caller asks again
+				_ = b.Respond(m, data)            // the caller looks at what has become of its order
+				_ = b.Flush(context.Background()) // the server of this head is about to end
 			}
 			if answer.Error != "" {
 				log.Warn("troupe: an order is refused", "order", o.Do, "error", answer.Error)
