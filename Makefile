@@ -72,8 +72,8 @@ python: build $(VENV)/ready ## the Go core as a library, and .venv with the pack
 	cp -f bin/troupe python/troupe/bin/troupe
 	$(VENV)/bin/python -m compileall -q python/troupe # as an installation does: a worker that starts should not have to
 
-# troupe.ray and Troupe's own API each hold the one session of a process: two runs, side by side. The tests of one file of troupe.ray share a session. The tests of weights have processes of their own: a session keeps
-# the newest version that it has published, and a simulated device, which the others count as theirs.
+# troupe.ray and Troupe's own API each hold the one session of a process: two runs, side by side. The tests of one file of troupe.ray share a session. The tests
+# of weights have processes of their own: a session keeps the newest version that it has published, and a simulated device, which the others count as theirs.
 python-test: ## the Python suite; `make python` first
 	@$(MAKE) --no-print-directory -j2 python-test-core python-test-ray
 

@@ -31,8 +31,8 @@ type authenticator struct {
 	mu      sync.Mutex // guards what follows
 	opened  bool       // credentials are accepted
 	revoked map[string]struct{}
-	open    map[string]int       // connections that were made, by the credential or that of its team or agent; those that have ended are not subtracted,
-	counted time.Time            // but are when they are counted again
+	open    map[string]int       // connections by the credential or that of its team or agent; those that have ended are in it until the next count
+	counted time.Time            // when they were counted
 	parents map[string]time.Time // credentials that have workers, of teams and agents, as far as they are in the store: when they expire
 }
 

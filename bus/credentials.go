@@ -275,6 +275,9 @@ func parentOf(id string) string {
 	return parent
 }
 
+// Parent is the id of the credential with which that of a worker ends; its own for any other.
+func (c Credential) Parent() string { return parentOf(c.ID) }
+
 // inboxPrefix is where the answers to a credential's requests go. Nobody else may hear those of a worker; those of a team lie in its namespace,
 // where the others of the team may answer.
 func (c Credential) inboxPrefix() string {

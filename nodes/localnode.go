@@ -145,7 +145,18 @@ func (s *localNode) close() {
 
 // launch starts the workers that it does not know, and answers for all.
 func (s *localNode) launch(l Launch) reply {
-	if own, ok := s.agent.cfg.Bus.AtDoors(); ok && slices.ContainsFunc(l.Workers, func(w Start) bool { return w.Token == "" }) {
+	own, needy := s.agent.cfg.Bus.AtDoors()
+	for i := range l.Workers {
+		if !needy {
+			l.Workers[i].Token = "" // the agent has what they connect with, or makes it
+		}
+	}
+	confine := s.agent.cfg.ConfineWorkers && l.Credential == ""
+	unfit := func(w Start) bool { // made for what this agent was before it started again
+		c, _ := bus.ReadCredential(w.Token)
+		return w.Token == "" || confine && (c.Kind != bus.WorkerCredential || c.Parent() != own.ID)
+	}
+	if needy && slices.ContainsFunc(l.Workers, unfit) {
 		r := failed(bus.Errorf(bus.CodeVersion, "node %s: its agent has a credential of its own, and the request has none for the workers; the driver is older than the agent: upgrade it", s.name))
 		r.Needs = &needs{Agent: own.ID, Confine: s.agent.cfg.ConfineWorkers}
 		return r

@@ -175,7 +175,8 @@ func (s *relay) permitLaunch(c bus.Caller, l *Launch, own func(...WorkerID) erro
 	if !known {
 		return bus.Errorf(bus.CodeBusy, "the ledger is being read; repeat the launch later")
 	}
-	for _, w := range l.Workers {
+	for i, w := range l.Workers {
+		l.Workers[i].Token = ""
 		if err := own(w.ID); err != nil {
 			return err
 		}
@@ -235,7 +236,7 @@ func (d *EventDoor) Start() (stop func(), err error) {
 		}
 		if c.Kind == bus.TeamCredential {
 			e.Namespace = c.Namespace
-		} else if e.By != nil || !c.Has(e.Node) {
+		} else if e.By != nil || !c.Has(e.Node) && e.Node != c.Node {
 			return
 		}
 		publish := Emit

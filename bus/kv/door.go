@@ -14,7 +14,8 @@ import (
 )
 
 // A process with the credential of a team or an agent has no rights to JetStream. It asks the head, at the door "kv": a team for the keys that
-// begin with its namespace, an agent for those that the head permits it. Its Bucket has the same methods, except that it is not compacted, has no leader and no leases of others, and that a watch compares lists.
+// begin with its namespace, an agent for those that the head permits it. Its Bucket has the same methods, except that it is not compacted,
+// has no leader and no leases of others, and that a watch compares lists.
 const (
 	door          = "kv"
 	doorOps       = 64               // writes of one request

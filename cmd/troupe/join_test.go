@@ -52,6 +52,7 @@ func TestJoinWithACredential(t *testing.T) {
 		stdout, stderr, _ := u.run("wait", "--nodes", "1", "--gpus", "2", "--timeout", "2m")
 		require.Contains(t, stdout, "1 node", stderr)
 	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "credential.next"), []byte("REQUEST"), 0o600))
 	agent := far.join(head, dir, words...)
 	there()
 	require.Contains(t, far.fails(1, "join", head.URL, "--token-file", file, "--gpus", "none", "--name", "more", "--dir", t.TempDir()), "is used")
@@ -109,8 +110,23 @@ func TestJoinWithACredential(t *testing.T) {
 
 	require.NoError(t, agent.Process.Signal(syscall.SIGTERM))
 	require.NoError(t, agent.Wait())
-	far.join(head, dir, words...)
+	require.NoError(t, os.Remove(filepath.Join(dir, "credential"))) // as if the agent had been killed before it had the answer
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "credential.next"), []byte("REQUEST"), 0o600))
+	agent = far.join(head, dir, words...)
 	there()
+	require.NoFileExists(t, filepath.Join(dir, "credential.next"))
+	require.NoError(t, agent.Process.Signal(syscall.SIGTERM))
+	require.NoError(t, agent.Wait())
+	far.join(head, dir, append(words, "--confine-workers")...)
+	there()
+	id.Rank = 1
+	started, err = client.Launch(t.Context(), nodes.Launch{
+		Node: "far", Program: nodes.Program{Command: []string{"sleep", "600"}}, Workers: []nodes.Start{{ID: id, Name: "two"}},
+	})
+	require.NoError(t, err)
+	require.Nil(t, started[0].Err)
+	confined, _ := bus.ReadCredential(accessOf(t, started[0].PID).Token)
+	require.Equal(t, bus.WorkerCredential, confined.Kind, "though the client knows the agent as it was before")
 	var all []struct {
 		bus.Credential
 		Revoked time.Time
@@ -124,6 +140,8 @@ func TestJoinWithACredential(t *testing.T) {
 			own = r.ID
 		}
 	}
+	require.NotEqual(t, "REQUEST", own, "a machine does not choose it")
+	require.Equal(t, own, confined.Parent())
 	require.Contains(t, u.output("auth", "list"), "used")
 	require.Contains(t, u.output("auth", "revoke", own), own)
 	require.Eventually(t, func() bool { return strings.Contains(u.output("events"), "node_lost on far") }, 3*time.Minute, 100*time.Millisecond)

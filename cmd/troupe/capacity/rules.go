@@ -147,15 +147,15 @@ func (c command) showRules(r placement.Rules) error {
 		c.Printf("quotas: none\n")
 	}
 	for _, namespace := range slices.Sorted(maps.Keys(r.Quotas)) {
-		c.Printf("quota of %s: %s devices\n", nameOf(namespace), r.Quotas[namespace])
+		c.Printf("quota of %s: %s devices\n", describeNamespace(namespace), r.Quotas[namespace])
 	}
 	for _, namespace := range slices.Sorted(maps.Keys(r.MaxPriority)) {
-		c.Printf("highest priority of %s: %d\n", nameOf(namespace), r.MaxPriority[namespace])
+		c.Printf("highest priority of %s: %d\n", describeNamespace(namespace), r.MaxPriority[namespace])
 	}
 	return nil
 }
 
-func nameOf(namespace string) string {
+func describeNamespace(namespace string) string {
 	if namespace == planner.AnyNamespace {
 		return "each other namespace"
 	}

@@ -3,10 +3,13 @@ package head
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -26,10 +29,12 @@ import (
 
 const (
 	joinDoor       = "join"
-	credentialFile = "credential" // in the agent's folder
+	joinTry        = 10 * time.Second  // for one request and its answer
+	credentialFile = "credential"      // in the agent's folder,
+	requestFile    = "credential.next" // and the id of a request that may have been carried out
 )
 
-// joinRequest asks for the credential of an agent. ID is its id, chosen by the machine, so that the request may be repeated.
+// joinRequest asks for the credential of an agent. Its id is chosen by the machine, so that it may be repeated.
 type joinRequest struct {
 	ID    string `msgpack:"id"`
 	Node  string `msgpack:"node"`
@@ -37,8 +42,11 @@ type joinRequest struct {
 	Host  string `msgpack:"host"`
 }
 
-func (q joinRequest) credential() bus.Credential {
-	return bus.Credential{Kind: bus.AgentCredential, ID: q.ID, Node: q.Node, Nodes: q.Nodes, Host: q.Host}
+// credential is what is asked for with the credential of this id. A machine does not choose the id of its own: an agent hears what is sent to
+// that id, and it might be another's.
+func (q joinRequest) credential(by string) bus.Credential {
+	sum := sha256.Sum256([]byte(by + "." + q.ID))
+	return bus.Credential{Kind: bus.AgentCredential, ID: hex.EncodeToString(sum[:10]), Node: q.Node, Nodes: q.Nodes, Host: q.Host}
 }
 
 // sameAgent reports whether two credentials are for the same nodes of the same machine.
@@ -68,7 +76,7 @@ func serveJoins(b *bus.Bus, serves func() bool) (stop func(), err error) {
 
 // admitAgent makes the credential of an agent for a machine that has shown one for joining.
 func admitAgent(ctx context.Context, b *bus.Bus, by string, q joinRequest) (text string, err error) {
-	text, want, err := b.IssueCredential(q.credential())
+	text, want, err := b.IssueCredential(q.credential(by))
 	if err != nil {
 		return "", err
 	}
@@ -94,7 +102,7 @@ func admitAgent(ctx context.Context, b *bus.Bus, by string, q joinRequest) (text
 			text, _, err := b.IssueCredential(r.Credential)
 			return text, err
 		case r.ID == want.ID:
-			return "", bus.Errorf(bus.CodeExists, "the id %s is taken", want.ID)
+			return "", bus.Errorf(bus.CodeRefused, "the credential %s, which this machine had, is revoked, or was for other nodes; join again", want.ID)
 		case r.Kind == bus.AgentCredential && r.Revoked.IsZero() && slices.ContainsFunc(r.NodeNames(), func(name string) bool { return slices.Contains(want.NodeNames(), name) }):
 			return "", bus.Errorf(bus.CodeExists, "node %s has the credential %s since %s; if its machine is gone, or has lost its files: troupe auth revoke %s", r.Node, r.ID, r.Issued.Format(time.DateTime), r.ID)
 		}
@@ -128,10 +136,15 @@ func (c command) ownAccess(ctx context.Context, spec agentSpec, names []string, 
 		return spec, nil
 	}
 	q := joinRequest{ID: bus.NewID(), Node: cmp.Or(spec.Name, nodes.HostName()), Nodes: len(names), Host: registry.HostWord()}
-	file := filepath.Join(spec.Dir, credentialFile)
-	if held, ok := credentialIn(file); ok && !anew && sameAgent(held, q.credential()) {
+	file, requested := filepath.Join(spec.Dir, credentialFile), filepath.Join(spec.Dir, requestFile)
+	if held, ok := credentialIn(file); ok && !anew && sameAgent(held, q.credential(join.ID)) {
 		spec.Access.TokenFile = file
 		return spec, nil
+	}
+	if id, err := bus.ReadFile(requested, 256); err == nil { // an agent that was killed did not get the answer
+		q.ID = string(id)
+	} else if err := nodes.WritePrivate(requested, []byte(q.ID)); err != nil {
+		return spec, err
 	}
 	b, err := c.joinBus(ctx, spec, false, c.Logger(slog.LevelWarn))
 	if err != nil {
@@ -140,15 +153,33 @@ func (c command) ownAccess(ctx context.Context, spec agentSpec, names []string, 
 	defer func() { _ = b.Close() }() // nothing is sent any more
 	asking, cancel := context.WithTimeout(ctx, max(spec.Wait, confineWait))
 	defer cancel()
-	var text string
-	if err := b.Ask(asking, join.DoorSubject(joinDoor), q, &text); err != nil {
-		return spec, err
+	text, err := askToJoin(asking, b, join, q)
+	if err == nil {
+		err = nodes.WritePrivate(file, []byte(text+"\n"))
 	}
-	if err := nodes.WritePrivate(file, []byte(text+"\n")); err != nil {
-		return spec, err
+	if err == nil || errors.Is(err, bus.ErrRefused) || errors.Is(err, bus.ErrExists) {
+		err = errors.Join(err, os.Remove(requested)) // it is answered
 	}
 	spec.Access.TokenFile = file
-	return spec, nil
+	return spec, err
+}
+
+// askToJoin repeats a request until it is answered or ctx ends.
+func askToJoin(ctx context.Context, b *bus.Bus, join bus.Credential, q joinRequest) (text string, err error) {
+	data, err := wire.Marshal(q)
+	if err != nil {
+		return "", err
+	}
+	err = bus.Retry(ctx, bus.Backoff{}, func() error {
+		try, cancel := context.WithTimeout(ctx, joinTry)
+		defer cancel()
+		err := b.AskOnce(try, join.DoorSubject(joinDoor), data, &text)
+		if try.Err() != nil {
+			return bus.Errorf(bus.CodeTimedOut, "the head has not answered: %v", err)
+		}
+		return err
+	})
+	return text, err
 }
 
 // credentialIn is the credential in a file; false: it has none. Connecting with the file says why.
@@ -163,13 +194,17 @@ func credentialIn(file string) (bus.Credential, bool) {
 // joinAs runs the agent, with a credential of its own if it was given one for joining. One that is refused, as after a revocation, is
 // replaced once, if the one for joining still permits that.
 func (c command) joinAs(ctx context.Context, given agentSpec, names []string, readyFunc func()) error {
-	for anew := false; ; anew = true {
-		spec, err := c.ownAccess(ctx, given, names, anew)
-		if err == nil {
-			err = c.agent(ctx, spec, readyFunc)
-		}
-		if anew || spec.Access.TokenFile == given.Access.TokenFile || !errors.Is(err, bus.ErrRefused) {
-			return err
-		}
+	spec, err := c.ownAccess(ctx, given, names, false)
+	if err != nil {
+		return err
 	}
+	err = c.agent(ctx, spec, readyFunc)
+	if spec.Access.TokenFile == given.Access.TokenFile || !errors.Is(err, bus.ErrRefused) {
+		return err
+	}
+	spec, again := c.ownAccess(ctx, given, names, true)
+	if again != nil {
+		return fmt.Errorf("the credential of this machine in %s: %w; another one: %w", given.Dir, err, again)
+	}
+	return c.agent(ctx, spec, readyFunc)
 }
